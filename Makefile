@@ -1,0 +1,75 @@
+# Everything runs in .venv, which `setup` makes and keeps; nothing is installed outside this folder.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The stamp carries the content of what was installed, so that a changed pin installs again and nothing else does.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+MODEL := SmolLM2-135M-Instruct
+
+.PHONY: help setup model demo test test-long check format docs bench verify clean
+
+help:
+	@echo "make demo       set up, fetch a small model, train it on two-digit addition (about 8 minutes)"
+	@echo "make setup      .venv with pinned packages"
+	@echo "make test       the quick tests"
+	@echo "make test-long  whole runs and real kills"
+	@echo "make check      format, lint, types, floors"
+	@echo "make format     rewrite files the way check wants them"
+	@echo "make docs       write docs/recipe.md and docs/metrics.md again from the code"
+	@echo "make bench      measure, and write benchmarks/results.json (make bench NAME: one of them)"
+	@echo "make verify     check, test, test-long"
+	@echo "make clean      remove caches and .venv (runs/ stays)"
+
+setup: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Cauce needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+	         "Try: make $(or $(firstword $(MAKECMDGOALS)),setup) PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip setuptools
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+model: setup
+	$(BIN)/cauce model pull $(MODEL)
+
+demo: model
+	$(BIN)/cauce train quickstart
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+test-long: model
+	$(BIN)/python -m pytest -q -m slow
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup
+	$(BIN)/python -m cauce.recipe.document
+	$(BIN)/python -m cauce.metrics.names > docs/metrics.md
+
+# `make bench grpo_step_vs_trl`: the words after `bench` name measurements.
+ifeq (bench,$(firstword $(MAKECMDGOALS)))
+NAMES := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
+$(eval $(NAMES):;@:)
+endif
+
+bench: model
+	$(BIN)/python benchmarks/run.py $(NAMES)
+
+verify: check test test-long
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,115 @@
+"""Checkpoints on disk: RUN/checkpoints/plan_000010/, there whole or not at all.
+
+A checkpoint is written beside (`plan_000010.tmp-<pid>`), every file and the folder are fsynced, a list of the files
+with their sizes is written last, and one rename makes it visible. Only after `save` returns may the caller record it.
+What stands in a folder is the learner's; when a checkpoint is due, and which one a run goes on from, is the caller's.
+"""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from cauce.errors import CheckpointError
+
+MARKER = "complete.json"
+_NAME = re.compile(r"plan_(\d+)")
+_UNFINISHED = re.compile(r"plan_\d+\.tmp-\d+")
+
+
+class Saves(Protocol):
+    """Whatever can write itself into an empty folder."""
+
+    def save(self, folder: Path) -> None: ...
+
+
+def save(run_dir: Path, *, plan: int, learner: Saves) -> Path:
+    """Write the checkpoint of this plan and return its folder; one that is already complete is replaced."""
+    parent = Path(run_dir) / "checkpoints"
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / f"plan_{plan:06d}"
+    beside = parent / f"{folder.name}.tmp-{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    try:
+        learner.save(beside)
+        files = {
+            str(f.relative_to(beside)): f.stat().st_size for f in sorted(beside.rglob("*")) if f.is_file()
+        }
+        (beside / MARKER).write_text(json.dumps({"plan": plan, "files": files}, indent=1) + "\n")
+        _sync_tree(beside)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    if folder.exists():
+        shutil.rmtree(folder)
+    beside.rename(folder)
+    _sync(parent)
+    return folder
+
+
+def complete(run_dir: Path) -> dict[int, Path]:
+    """Every whole checkpoint by plan number, ascending."""
+    parent = Path(run_dir) / "checkpoints"
+    found = [(int(m[1]), f) for f in parent.glob("plan_*") if (m := _NAME.fullmatch(f.name)) and _is_whole(f)]
+    return dict(sorted(found))
+
+
+def latest(run_dir: Path) -> tuple[int, Path] | None:
+    """The whole checkpoint of the highest plan; None only where nothing was ever written.
+
+    Files without one whole checkpoint are an error: starting over would throw a run away without a word.
+    """
+    whole = complete(run_dir)
+    if whole:
+        number = max(whole)
+        return number, whole[number]
+    parent = Path(run_dir) / "checkpoints"
+    leftovers = (
+        sorted(f.name for f in parent.iterdir() if not _UNFINISHED.fullmatch(f.name))
+        if parent.exists()
+        else []
+    )
+    if leftovers:
+        raise CheckpointError(
+            f"{parent} holds {', '.join(leftovers[:5])} but no complete checkpoint; restore one, or move the folder "
+            "away to start from the initial weights"
+        )
+    return None
+
+
+def prune(run_dir: Path, *, keep: int) -> list[int]:
+    """Delete all but the newest `keep` whole checkpoints, and what interrupted saves left; returns what went."""
+    if keep < 1:
+        raise ValueError(f"keep is {keep}: keep at least 1 checkpoint")
+    gone = list(complete(run_dir).items())[:-keep]
+    for _, folder in gone:
+        shutil.rmtree(folder)
+    for folder in (Path(run_dir) / "checkpoints").glob("plan_*.tmp-*"):
+        if folder.name.rpartition("-")[2] != str(os.getpid()):
+            shutil.rmtree(folder, ignore_errors=True)
+    return [number for number, _ in gone]
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        files: dict[str, int] = json.loads((folder / MARKER).read_text())["files"]
+        return all((folder / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,146 @@
+"""`cauce train`, `resume` and `replay`: start a run, go on with one, prove one.
+
+The work is done by `cauce.stages.rl`; here are the arguments, the view that watches, the report at the end,
+and what is said when a run stops early: with the journal nothing is lost, so the last line says how to go on.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from cauce.errors import RecipeError
+from cauce.metrics.observer import NullObserver, Observer, Observers, RunInfo
+
+Result = TypeVar("Result")
+STOPPED = 130  # exit code after Ctrl-C, as shells have it
+
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A packaged recipe (see `cauce recipes`) or a TOML file.", show_default=False
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[section.key=value]...",
+        help="Settings that replace the recipe's; --section.key value works too.",
+        show_default=False,
+    ),
+]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
+
+
+def train(recipe: RecipeName, settings: Settings = None) -> None:
+    """Train a model as a recipe says.
+
+    For example: cauce train grpo model.path=MODEL data.train=rows.jsonl reward.fn=score.py:score
+    """
+    from cauce.recipe import load_recipe, recipe_name
+
+    loaded = load_recipe(name_first(recipe, "RECIPE"), settings or [])
+
+    def work(observer: Observer) -> dict[str, Any]:
+        from cauce.stages import rl
+
+        return rl.train(loaded, name=recipe_name(recipe), observer=observer)
+
+    _end(watch(work, live=loaded.logging.live))
+
+
+def resume(
+    run: RunName,
+    settings: Settings = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take the run from an owner that is cut off or gone.")
+    ] = False,
+) -> None:
+    """Go on with a run after any stop; settings may change what does not touch the learning."""
+    run_dir = run_folder(run)
+
+    from cauce.recipe import apply_overrides, load_resolved
+
+    live = apply_overrides(load_resolved(run_dir), settings or []).logging.live
+
+    def work(observer: Observer) -> dict[str, Any]:
+        from cauce.stages import rl
+
+        return rl.resume(run_dir, overrides=settings or [], observer=observer, takeover=takeover)
+
+    _end(watch(work, live=live, again=f"cauce resume {run_dir}"))
+
+
+def replay(run: RunName) -> None:
+    """Derive a run's weights again from its journal, and name the first plan that differs."""
+    run_dir = run_folder(run)
+
+    from cauce.stages import rl
+
+    again = f"cauce replay {run_dir}"
+    result = watch(lambda observer: rl.replay(run_dir, observer=observer), live=False, again=again)
+    if result.divergent_plan is not None:
+        message = f"plan {result.divergent_plan} is the first whose weights differ from the record"
+        typer.secho(message, fg=typer.colors.RED, err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{result.plans} plans replayed: the weights after each equal the record, bit for bit")
+
+
+def name_first(word: str, what: str) -> str:
+    """Return the first word after a command, refusing a setting where a name belongs."""
+    if word.startswith("-") or "=" in word:
+        raise RecipeError(f"{what} comes first, then settings; seen in its place: {word!r}")
+    return word
+
+
+def run_folder(name: str) -> Path:
+    """Return the folder of a run that exists, or say what is there instead."""
+    folder = Path(name_first(name, "RUN"))
+    if (folder / "journal.db").is_file():
+        return folder
+    if folder.is_dir():
+        raise RecipeError(f"no run {name!r}: the folder holds no journal.db")
+    raise RecipeError(f"no run {name!r}: no such folder (runs go to runs/ unless run.dir says otherwise)")
+
+
+class _Ending(NullObserver):
+    """Remembers the run's folder, and writes the report before the view, told after it, names its path."""
+
+    def __init__(self) -> None:
+        self.run_dir: Path | None = None
+
+    def on_start(self, info: RunInfo) -> None:
+        self.run_dir = info.run_dir
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        if self.run_dir is not None:
+            from cauce.report.html import write_report
+
+            write_report(self.run_dir)
+
+
+def watch(work: Callable[[Observer], Result], *, live: bool, again: str = "") -> Result:
+    """Do the work under a view; after Ctrl-C say how to go on, by the command `again` or by a resume."""
+    from cauce.metrics.live import make_view
+
+    ending = _Ending()
+    try:
+        return work(Observers([ending, make_view(live=live)]))
+    except KeyboardInterrupt:
+        if not again and ending.run_dir is not None:
+            again = f"cauce resume {ending.run_dir}"
+        _say_stopped(again)
+        raise typer.Exit(STOPPED) from None
+
+
+def _end(summary: Mapping[str, Any]) -> None:
+    """Leave with the exit code of a stop where the run, asked to stop, did so after its current plan."""
+    if summary["status"] == "stopped":
+        _say_stopped(f"cauce resume {summary['run']}")
+        raise typer.Exit(STOPPED)
+
+
+def _say_stopped(again: str) -> None:
+    message = f"stopped; nothing is lost. Go on with: {again}" if again else "stopped before the run began"
+    typer.secho(message, fg=typer.colors.YELLOW, err=True)

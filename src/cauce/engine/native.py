@@ -1,0 +1,351 @@
+"""The native engine: continuous batching over a slot cache, on any transformers decoder that attends by its interface.
+
+A request's prompt is prefilled once; its keys and values are copied to the slots of its samples, which then decode one
+token per step together with whatever else is live. Samples join and leave between steps. A sample's random numbers
+belong to (run seed, task, index), every token carries the version of the weights that drew it, and no prompt is used
+under other weights than it was prefilled with. With `deterministic` every shape that a sample's arithmetic sees depends
+on that sample alone, so that it comes out bitwise the same whatever shares its batch.
+
+Left out on purpose: top-p and top-k (their log-probs are not the policy's), beams, and prompts shared between requests.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cauce.engine.attention import ENGINE_ATTENTION, PLAN, AttentionPlan, DecodePlan, PrefillPlan
+from cauce.engine.cache import SlotCache
+from cauce.engine.prepack import pack_linears
+from cauce.engine.sampling import Sampler
+from cauce.engine.slots import OpenRequest, PromptState, SlotTable
+from cauce.errors import ModelError, WeightsError
+from cauce.models.load import LoadedModel, parameter_names
+from cauce.types import Completion, GenerationRequest
+
+PREFILL_TOKENS = 4096  # prompts prefilled in one forward; a longer prompt goes alone
+ROW_STEP = 8  # decode batches are rounded up, so that few shapes occur
+LENGTH_STEP = 16
+BUCKET = 128  # of the attention length, when deterministic
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")
+
+
+class NativeEngine:
+    """Generates for many requests at once with one model; not thread-safe, one owner steps it."""
+
+    def __init__(self, model: LoadedModel, *, slots: int, deterministic: bool = False) -> None:
+        if slots < 1:
+            raise ModelError(f"engine.slots {slots}: at least 1 sample must fit")
+        self.version = 0
+        self.lineage = ""
+        self._loaded = model
+        self._model = model.model.eval()
+        self._model.set_attn_implementation(ENGINE_ATTENTION)
+        self._packed = pack_linears(self._model, rows=slots)
+        self._deterministic = deterministic
+        self._table = SlotTable(slots)
+        self._cache = SlotCache(slots)
+        self._sampler = Sampler()
+        self._queue: deque[OpenRequest] = deque()  # requests with indices that wait for a slot
+        self._open: list[OpenRequest] = []  # requests not completed yet
+        self._aborted: list[Completion] = []  # answers that could not start, given out by the next step
+        self._seconds = {"prefill": 0.0, "decode": 0.0, "sample": 0.0, "other": 0.0}
+        self._num_sampled = self._num_prefilled = self._num_steps = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, nothing runs and nothing is left to be given out."""
+        return not self._open and not self._aborted
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request. A prompt that fills the context yields aborted answers without tokens."""
+        self._check(request)
+        room = self._loaded.context_length - len(request.prompt_ids)
+        if room < 1:
+            self._aborted += [_aborted(request, index) for index in request.indices]
+            return
+        stop_ids = {*request.sampling.stop_token_ids, *self._loaded.eos_token_ids}
+        entry = OpenRequest(
+            request=request,
+            limit=min(request.sampling.max_tokens, room),
+            stop_ids=np.array(sorted(stop_ids), dtype=np.int64),
+            waiting=list(request.indices),
+        )
+        self._open.append(entry)
+        self._queue.append(entry)
+
+    def step(self) -> list[Completion]:
+        """Admit what fits, draw one token for every live sample, and return the answers that ended."""
+        started, before = time.perf_counter(), sum(self._seconds.values())
+        done, self._aborted = self._aborted, []
+        with torch.inference_mode():
+            done += self._admit()
+            if self._table.is_live.any():
+                if not self._deterministic:
+                    self._compact()
+                done += self._decode()
+        self._open = [entry for entry in self._open if not entry.is_done]
+        self._num_steps += 1
+        self._seconds["other"] += time.perf_counter() - started - (sum(self._seconds.values()) - before)
+        return done
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
+        """Run until idle and return all answers, in the order of requests and indices."""
+        asked = list(requests)
+        for request in asked:
+            self.submit(request)
+        done = {}
+        while not self.is_idle:
+            done.update({(c.task, c.index): c for c in self.step()})
+        wanted = [(request.task, index) for request in asked for index in request.indices]
+        return [done[key] for key in wanted]
+
+    def cancel(self, task: int, indices: Sequence[int] | None = None) -> None:
+        """Forget a task, or some of its samples; they produce no completion."""
+
+        def is_meant(index: int) -> bool:
+            return indices is None or index in indices
+
+        for entry in self._open:
+            if entry.request.task == task:
+                entry.waiting = [index for index in entry.waiting if not is_meant(index)]
+        for row in np.flatnonzero(self._table.is_live):
+            owner = self._table.owner[row]
+            if owner is not None and owner.request.task == task and is_meant(int(self._table.index[row])):
+                self._table.free(int(row))
+        self._aborted = [c for c in self._aborted if c.task != task or not is_meant(c.index)]
+        self._open = [entry for entry in self._open if not entry.is_done]
+        self._queue = deque(entry for entry in self._queue if entry.waiting)
+
+    def progress(self) -> dict[int, int]:
+        """Tokens made so far for each task in flight, its finished answers included."""
+        tokens: dict[int, int] = {}
+        for entry in self._open:
+            tokens[entry.request.task] = tokens.get(entry.request.task, 0) + entry.num_finished_tokens
+        for row in np.flatnonzero(self._table.is_live):
+            owner = self._table.owner[row]
+            assert owner is not None
+            tokens[owner.request.task] += int(self._table.made[row])
+        return tokens
+
+    def load_state(self, tensors: Mapping[str, Tensor], *, version: int, lineage: str) -> None:
+        """Take new weights between steps; samples in flight go on with them. On an error nothing changes."""
+        parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        assert tuple(parameters) == parameter_names(self._model)
+        _check_state(parameters, tensors, f"version {version} of lineage {lineage!r}")
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[name])
+        for layer in self._packed:
+            layer.repack()
+        self.version, self.lineage = version, lineage
+
+    def status(self) -> dict[str, Any]:
+        """Facts for a person or a metric: load, memory, work done and where the seconds went."""
+        return {
+            "version": self.version,
+            "lineage": self.lineage,
+            "deterministic": self._deterministic,
+            "slots": self._table.slots,
+            "live": int(self._table.is_live.sum()),
+            "waiting": sum(len(entry.waiting) for entry in self._open),
+            "steps": self._num_steps,
+            "sampled_tokens": self._num_sampled,
+            "prefilled_tokens": self._num_prefilled,
+            "cache_mb": self._cache.num_bytes / 2**20,
+            "packed_layers": len(self._packed),
+            "seconds": dict(self._seconds),
+        }
+
+    def _check(self, request: GenerationRequest) -> None:
+        sampling, where = request.sampling, f"request for task {request.task}"
+        running = {
+            (owner.request.task, int(self._table.index[row])) for row, owner in enumerate(self._table.owner) if owner
+        }
+        running |= {(entry.request.task, index) for entry in self._open for index in entry.waiting}
+        twice = [i for i in request.indices if (request.task, i) in running or request.indices.count(i) > 1]
+        if twice or not request.indices:
+            raise ValueError(f"{where}: indices {request.indices}: each once, and none in flight already ({twice})")
+        if sampling.max_tokens < 1 or not 0.0 <= sampling.temperature < float("inf"):
+            raise ValueError(f"{where}: max_tokens {sampling.max_tokens} (at least 1), temperature {sampling.temperature}")
+        ids, vocab = request.prompt_ids, self._model.get_input_embeddings().num_embeddings
+        if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab:
+            raise ValueError(f"{where}: prompt_ids must be 1 or more numbers from 0 to {vocab - 1}")
+
+    def _admit(self) -> list[Completion]:
+        """Seat waiting samples in free slots, prefill their prompts and draw their first tokens."""
+        free = np.flatnonzero(~self._table.is_live).tolist()
+        seats: list[tuple[OpenRequest, list[int]]] = []
+        while free and self._queue:
+            entry = self._queue[0]
+            rows, free = free[: len(entry.waiting)], free[len(entry.waiting) :]
+            seats.append((entry, rows))
+            if len(rows) == len(entry.waiting):
+                self._queue.popleft()
+        if not seats:
+            return []
+        self._prefill([entry for entry, _ in seats])
+        started = time.perf_counter()
+        for entry, rows in seats:
+            prompt = entry.prompt
+            assert prompt is not None
+            self._cache.reserve(len(entry.request.prompt_ids) + entry.limit, prompt.keys, prompt.values)
+            self._cache.fill(rows, prompt.keys, prompt.values)
+            for row in rows:
+                self._table.place(row, entry, entry.waiting.pop(0))
+        self._seconds["prefill"] += time.perf_counter() - started
+        return self._draw_first(seats)
+
+    def _draw_first(self, seats: list[tuple[OpenRequest, list[int]]]) -> list[Completion]:
+        """Draw the first token of newly seated samples; the samples of a prompt share its row of logits."""
+        done: list[Completion] = []
+        groups = [[seat] for seat in seats] if self._deterministic else [seats]
+        for group in groups:
+            prompts = [entry.prompt for entry, _ in group]
+            logits_RV = torch.stack([prompt.logits_V for prompt in prompts if prompt is not None])
+            temperature_R = np.array([entry.request.sampling.temperature for entry, _ in group])
+            rows = np.concatenate([np.array(rows) for _, rows in group])
+            row_N = np.repeat(np.arange(len(group)), [len(rows) for _, rows in group])
+            done += self._draw(logits_RV, temperature_R, row_N, rows)
+        for entry, _ in seats:
+            if not entry.waiting:
+                entry.prompt = None
+        return done
+
+    def _prefill(self, entries: list[OpenRequest]) -> None:
+        """Run the prompts that have no valid state through the model, several packed in one row."""
+        made_with = (self.lineage, self.version)
+        todo = [entry for entry in entries if entry.prompt is None or entry.prompt.made_with != made_with]
+        started = time.perf_counter()
+        while todo:
+            batch = [todo.pop(0)]
+            num_tokens = len(batch[0].request.prompt_ids)
+            while todo and not self._deterministic and num_tokens + len(todo[0].request.prompt_ids) <= PREFILL_TOKENS:
+                num_tokens += len(todo[0].request.prompt_ids)
+                batch.append(todo.pop(0))
+            lengths = [len(entry.request.prompt_ids) for entry in batch]
+            ends = np.cumsum(lengths)
+            plan = PrefillPlan(lengths=lengths)
+            logits_RV = self._forward(
+                np.concatenate([entry.request.prompt_ids for entry in batch])[None],
+                np.concatenate([np.arange(length) for length in lengths])[None],
+                plan,
+                keep=torch.from_numpy(ends - 1),
+            )[0]
+            if not plan.keys:
+                raise ModelError(
+                    f"{type(self._model).__name__} does not attend through transformers' attention interface, "
+                    "so the native engine cannot run it"
+                )
+            for number, (entry, end, length) in enumerate(zip(batch, ends, lengths, strict=True)):
+                part = slice(end - length, end)
+                entry.prompt = PromptState(
+                    made_with=made_with,
+                    keys={layer: keys[:, part] for layer, keys in plan.keys.items()},
+                    values={layer: values[:, part] for layer, values in plan.values.items()},
+                    logits_V=logits_RV[number],
+                )
+            self._num_prefilled += num_tokens
+        self._seconds["prefill"] += time.perf_counter() - started
+
+    def _decode(self) -> list[Completion]:
+        """One token for every live sample."""
+        table = self._table
+        live = np.flatnonzero(table.is_live)
+        num_rows = table.slots if self._deterministic else min(table.slots, -(-len(live) // ROW_STEP) * ROW_STEP)
+        position_S = table.length[:num_rows]
+        started = time.perf_counter()
+        plan = DecodePlan(
+            cache=self._cache, position_S=self._tensor(position_S), spans=self._spans(position_S)
+        )
+        logits_SV = self._forward(table.last_token[:num_rows, None], position_S[:, None], plan, keep=0)[:, 0]
+        self._seconds["decode"] += time.perf_counter() - started
+        table.length[live] += 1
+        if not self._deterministic:
+            logits_SV = logits_SV[: len(live)]
+        return self._draw(logits_SV, table.temperature[: len(logits_SV)], live, live)
+
+    def _spans(self, position_S: np.ndarray) -> list[tuple[Tensor | slice, int]]:
+        """Which rows attend over which length."""
+        if not self._deterministic:
+            return [(slice(0, len(position_S)), -(-int(position_S.max() + 1) // LENGTH_STEP) * LENGTH_STEP)]
+        bucket_S = (position_S // BUCKET + 1) * BUCKET
+        return [(self._tensor(np.flatnonzero(bucket_S == b)), int(b)) for b in np.unique(bucket_S)]
+
+    def _draw(
+        self, logits_RV: Tensor, temperature_R: np.ndarray, row_N: np.ndarray, slots_N: np.ndarray
+    ) -> list[Completion]:
+        """Draw one token for each of these slots and record it."""
+        started = time.perf_counter()
+        tokens, logps = self._sampler.draw(logits_RV, temperature_R, row_N, self._table.next_uniform(slots_N))
+        done = self._table.record(slots_N, tokens, logps, self.version)
+        self._num_sampled += len(tokens)
+        self._seconds["sample"] += time.perf_counter() - started
+        return done
+
+    def _forward(self, ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, *, keep: Tensor | int) -> Tensor:
+        """The model's own forward and head, attending by `plan`; logits of the positions in `keep` (0: all)."""
+        return self._model(
+            input_ids=self._tensor(ids),
+            position_ids=self._tensor(positions),
+            use_cache=False,
+            logits_to_keep=keep if isinstance(keep, int) else keep.to(self._model.device),
+            **{PLAN: plan},
+        ).logits
+
+    def _compact(self) -> None:
+        """Move live samples from the highest rows into free lower ones, so that the batch is the first rows."""
+        is_live = self._table.is_live
+        num_live = int(is_live.sum())
+        sources = (np.flatnonzero(is_live[num_live:]) + num_live).tolist()
+        targets = np.flatnonzero(~is_live[:num_live]).tolist()
+        if not sources:
+            return
+        self._cache.move(sources, targets, int(self._table.length[sources].max()))
+        for source, target in zip(sources, targets, strict=True):
+            self._table.move(source, target)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self._model.device)
+
+
+def _aborted(request: GenerationRequest, index: int) -> Completion:
+    return Completion(
+        task=request.task,
+        index=index,
+        attempt=request.attempt,
+        token_ids=np.zeros(0, dtype=np.int32),
+        logps=np.zeros(0, dtype=np.float32),
+        versions=np.zeros(0, dtype=np.int32),
+        mask=np.zeros(0, dtype=np.uint8),
+        finish_reason="aborted",
+    )
+
+
+def _check_state(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], what: str) -> None:
+    """Names and shapes must match exactly; otherwise a model would run half old, half new."""
+    wrapped = [name for name in tensors if any(prefix in name for prefix in WRAPPER_PREFIXES)]
+    wrapped = [name for name in wrapped if name not in parameters]
+    if wrapped:
+        raise WeightsError(
+            f"weights {what}: {wrapped[0]!r} carries the prefix of a wrapper (DDP's 'module.' or torch.compile's "
+            "'_orig_mod.'); publish the unwrapped model's parameters"
+        )
+    missing = [name for name in parameters if name not in tensors]
+    unknown = [name for name in tensors if name not in parameters]
+    if missing or unknown:
+        raise WeightsError(
+            f"weights {what}: {len(missing)} parameters are missing (first: {missing[:1]}) and {len(unknown)} are "
+            f"unknown to this model (first: {unknown[:1]}); names must match exactly, a tied parameter once"
+        )
+    for name, parameter in parameters.items():
+        given = tensors[name]
+        if given.shape != parameter.shape or not given.is_floating_point():
+            raise WeightsError(
+                f"weights {what}: {name} is {given.dtype} {tuple(given.shape)}, "
+                f"this model has {parameter.dtype} {tuple(parameter.shape)}"
+            )

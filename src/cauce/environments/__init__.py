@@ -1,0 +1,1 @@
+"""Environments: what turns rows into prompts and answers into text."""

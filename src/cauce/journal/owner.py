@@ -1,0 +1,142 @@
+"""Who owns a run: one process at a time, by a lock on RUN/owner.lock and by an epoch in the database.
+
+The lock keeps out a second start on a machine that sees the same lock. The epoch fences an owner that was
+replaced while it could not be seen: `takeover` puts a new lock file in the place of the old one, raises the
+epoch, and the older owner stops at its next transaction, which checks the epoch (commits.py). POSIX record
+locks are used because they end with the process, whatever children it forked.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from cauce.errors import FencedError
+
+LOCK_NAME = "owner.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A process that owns, or owned, a run."""
+
+    host: str
+    pid: int
+    epoch: int
+
+    def to_json(self) -> str:
+        return json.dumps({"host": self.host, "pid": self.pid, "epoch": self.epoch})
+
+    @staticmethod
+    def from_json(text: str) -> "Owner | None":
+        """None where the text is not whole: it is written in place, and a reader may come in between."""
+        try:
+            found = json.loads(text)
+            return Owner(host=str(found["host"]), pid=int(found["pid"]), epoch=int(found["epoch"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def this_process(*, epoch: int) -> Owner:
+    return Owner(host=socket.gethostname(), pid=os.getpid(), epoch=epoch)
+
+
+class OwnerLock:
+    """The held lock of one run folder; released by `release`, or by the end of the process."""
+
+    def __init__(self, path: Path, file: FileIO) -> None:
+        self._path = path
+        self._file = file
+        self._pid = os.getpid()
+
+    def describe(self, owner: Owner) -> None:
+        """Write who owns the run, for the message that refuses the next one."""
+        text = owner.to_json().encode()
+        os.pwrite(self._file.fileno(), text, 0)
+        os.ftruncate(self._file.fileno(), len(text))
+
+    def release(self) -> None:
+        key = _key(self._path)
+        with _HELD_LOCK:
+            if _HELD.get(key) is self:
+                del _HELD[key]
+        self._file.close()
+
+
+# A record lock does not keep out its own process, and closing any descriptor of the file would drop it; so
+# locks held here are looked up before the file is touched. Weak: a lock whose journal was thrown away goes
+# with it.
+_HELD: weakref.WeakValueDictionary[str, OwnerLock] = weakref.WeakValueDictionary()
+_HELD_LOCK = threading.Lock()
+
+
+def acquire(run_dir: Path, *, takeover: bool) -> OwnerLock:
+    """Take the lock of a run, or raise FencedError naming host and process of the owner.
+
+    With `takeover` a live owner is replaced: the caller must raise the epoch before it reads or writes
+    anything.
+    """
+    path = run_dir / LOCK_NAME
+    with _HELD_LOCK:
+        mine = _HELD.get(_key(path))
+        if mine is not None and mine._pid == os.getpid() and not takeover:
+            raise FencedError(
+                f"{run_dir} is already open in this process (host {socket.gethostname()}, "
+                f"pid {os.getpid()}); close the earlier Trainer or Journal first"
+            )
+        lock = _replace(path) if takeover else _take(path)
+        _HELD[_key(path)] = lock
+    return lock
+
+
+def _take(path: Path) -> OwnerLock:
+    while True:
+        file = FileIO(path, "r+", opener=_open_or_create)
+        if not _lock(file):
+            text = path.read_text(errors="replace")
+            file.close()
+            owner = Owner.from_json(text)
+            who = f"host {owner.host}, pid {owner.pid}" if owner else "a process that is just starting"
+            raise FencedError(
+                f"{path.parent} is owned by {who}, which is alive; stop that process, or pass --takeover "
+                "if it cannot be reached (it then stops at its next transaction)"
+            )
+        if _is_at(path, file):
+            return OwnerLock(path, file)
+        file.close()  # a takeover put another file here in between
+
+
+def _replace(path: Path) -> OwnerLock:
+    beside = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}")
+    file = FileIO(beside, "w+")
+    _lock(file)
+    os.replace(beside, path)
+    return OwnerLock(path, file)
+
+
+def _open_or_create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o644)
+
+
+def _lock(file: FileIO) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _is_at(path: Path, file: FileIO) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+_key: Callable[[Path], str] = os.path.realpath

@@ -1,0 +1,177 @@
+"""The packed forward: log-probabilities and entropies of the trained tokens of one micro-batch.
+
+Two paths, and the model's attention setting says which: with `cauce_packed` (see models/packed_attention.py) each
+group's prompt is read once; otherwise every answer becomes a plain right-padded row with its own prompt, which is the
+reference and the way for models that fail the probe. Both make logits through the model's own head, so that scaled
+or capped logits stay what they are, for positions that predict a trained token alone, and in chunks: a vocabulary of
+49,152 is 200 kB per token in float32. Temperature is applied before anything else; the log-softmax is float32 even
+where the model computes in bf16. The entropy carries no gradient.
+
+Between packing and the losses. Letters: N packed token, M trained token, V vocabulary, B row.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from cauce.errors import DataError, ModelError
+from cauce.models import packed_attention
+from cauce.packing import PackedBatch
+
+# Float32 logits in flight at a time, and logits kept for the backward pass; beyond the latter they are made again.
+CHUNK_BYTES = 64 * 2**20
+KEEP_BYTES = 256 * 2**20
+
+
+def shares_prompts(model: nn.Module) -> bool:
+    """Whether this model reads packed rows; micro-batches must be packed accordingly."""
+    return bool(model.config._attn_implementation == packed_attention.NAME)
+
+
+def token_logps(model: nn.Module, packed: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each trained token, float32 [M] and [M]; only the first carries gradient."""
+    device = next(model.parameters()).device
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    highest = int(max(packed.token_ids_N.max(), packed.target_M.max()))
+    if highest >= vocabulary:
+        raise DataError(
+            f"token id {highest} is outside the model's vocabulary of {vocabulary}: wrong tokenizer?"
+        )
+    target_M = torch.from_numpy(packed.target_M).to(device)
+    if shares_prompts(model):
+        parts = _shared(model, packed, target_M, temperature)
+    else:
+        parts = _plain_rows(model, packed, target_M, temperature)
+    logp_M, entropy_M = (torch.cat(part) for part in zip(*parts, strict=True))
+    if len(logp_M) != packed.num_trained:
+        raise ModelError(f"the model gave {len(logp_M)} log-probs for {packed.num_trained} trained tokens")
+    return logp_M, entropy_M
+
+
+def logps_of(logits_MV: Tensor, target_M: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target and entropy, under softmax(logits / temperature)."""
+    if logits_MV.shape[:-1] != target_M.shape:
+        raise ModelError(
+            f"{list(logits_MV.shape[:-1])} positions of logits for {list(target_M.shape)} tokens"
+        )
+    return _TokenLogp.apply(logits_MV, target_M, temperature)
+
+
+class _TokenLogp(torch.autograd.Function):
+    """log softmax at one token per row. Keeps the logits as they came (bf16 stays bf16) and the normaliser, and
+    makes the probabilities again in the backward pass: half to a third of what autograd would keep."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_MV: Tensor, target_M: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        scaled_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32)) / temperature
+        normaliser_M = scaled_MV.logsumexp(-1)
+        logp_M = scaled_MV.gather(-1, target_M[:, None])[:, 0] - normaliser_M
+        probability_MV = scaled_MV.sub_(normaliser_M[:, None]).exp_()
+        entropy_M = torch.special.entr(probability_MV, out=probability_MV).sum(-1)
+        ctx.save_for_backward(logits_MV, target_M, normaliser_M)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropy_M)
+        return logp_M, entropy_M
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_M: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        # d logp / d logits = (one_hot(target) - softmax(logits / T)) / T
+        logits_MV, target_M, normaliser_M = ctx.saved_tensors
+        scaled_MV = logits_MV.to(normaliser_M.dtype) / ctx.temperature
+        grad_MV = scaled_MV.sub_(normaliser_M[:, None]).exp_().mul_(-grad_M[:, None])
+        grad_MV.scatter_add_(-1, target_M[:, None], grad_M[:, None])
+        return grad_MV.div_(ctx.temperature).to(logits_MV.dtype), None, None
+
+
+def _shared(
+    model: nn.Module, packed: PackedBatch, target_M: Tensor, temperature: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Run the flat row through the decoder, pick the predicting positions, and make their logits chunk by chunk."""
+    device = target_M.device
+    outputs = model.base_model(
+        input_ids=torch.from_numpy(packed.token_ids_N)[None].to(device),
+        position_ids=torch.from_numpy(packed.position_ids_N)[None].to(device),
+        use_cache=False,
+        cauce_layout=packed_attention.PackedLayout(packed, device=device),
+    )
+    predictor_M = torch.from_numpy(packed.predictor_M).to(device)
+    hidden_MD = outputs.last_hidden_state[0].index_select(0, predictor_M)
+
+    def chunk_logps(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return logps_of(_own_head(model, outputs, hidden), target, temperature)
+
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    rows = max(1, CHUNK_BYTES // (4 * vocabulary))
+    remake = torch.is_grad_enabled() and len(target_M) * vocabulary * hidden_MD.element_size() > KEEP_BYTES
+    parts = []
+    for hidden, target in zip(hidden_MD.split(rows), target_M.split(rows), strict=True):
+        if remake:
+            parts.append(
+                checkpoint(chunk_logps, hidden, target, use_reentrant=False, preserve_rng_state=False)
+            )
+        else:
+            parts.append(chunk_logps(hidden, target))
+    return parts
+
+
+def _own_head(model: nn.Module, outputs: Any, hidden_MD: Tensor) -> Tensor:
+    """The model's own way from hidden states to logits [M, V].
+
+    What happens there (scaling, capping) is code inside each model's forward, so that forward is called with a
+    decoder that returns these hidden states.
+    """
+    given = type(outputs)(last_hidden_state=hidden_MD[None])
+    decoder = model.base_model
+    decoder.forward = lambda *args, **kwargs: given
+    try:
+        logits = model(input_ids=torch.zeros(1, len(hidden_MD), dtype=torch.int64), use_cache=False).logits
+    finally:
+        del decoder.forward  # uncovers the class's own
+    return logits[0]
+
+
+def _plain_rows(
+    model: nn.Module, packed: PackedBatch, target_M: Tensor, temperature: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Prompt and answer of each sequence as a right-padded row through the model's own attention."""
+    device = target_M.device
+    starts = packed.prompts_G[packed.answers_A[:, 2]]  # start and length of each answer's prompt
+    lengths = torch.from_numpy(starts[:, 1] + packed.answers_A[:, 1])
+    longest = int(lengths.max())
+    row_BL = torch.zeros(len(lengths), longest, dtype=torch.int64)
+    tokens_N = torch.from_numpy(packed.token_ids_N)
+    for b, ((prompt_at, prompt_length), (at, length, _)) in enumerate(
+        zip(starts, packed.answers_A, strict=True)
+    ):
+        row_BL[b, :prompt_length] = tokens_N[prompt_at : prompt_at + prompt_length]
+        row_BL[b, prompt_length : prompt_length + length] = tokens_N[at : at + length]
+    valid_BL = torch.arange(longest) < lengths[:, None]
+    answer_M = torch.from_numpy(packed.answer_M)
+    # Token t of an answer is predicted by place prompt + t - 1 of its row.
+    predictor_M = torch.from_numpy(starts[packed.answer_M, 1] + packed.offset_M - 1)
+
+    # Logits from the earliest predictor on; models without `logits_to_keep` make all of them.
+    first = int(predictor_M.min())
+    keep: dict[str, int] = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        keep["logits_to_keep"] = longest - first
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    rows = max(1, CHUNK_BYTES // (4 * vocabulary * (longest - first)))
+    parts = []
+    for at in range(0, len(row_BL), rows):
+        chosen = (answer_M >= at) & (answer_M < at + rows)
+        logits_BLV = model(
+            input_ids=row_BL[at : at + rows].to(device),
+            attention_mask=valid_BL[at : at + rows].to(device, torch.int64),
+            use_cache=False,
+            **keep,
+        ).logits
+        place_M = predictor_M[chosen] - (longest - logits_BLV.shape[1])
+        logits_MV = logits_BLV[(answer_M[chosen] - at).to(device), place_M.to(device)]
+        parts.append(logps_of(logits_MV, target_M[chosen.to(device)], temperature))
+    return parts

@@ -1,0 +1,110 @@
+"""One turn of the driver's loop: wait for any worker, collect, and hand results to whom they belong.
+
+Consumes: finished calls of rollout workers, reward workers and whatever else the caller waits for (the learner).
+Waits for: any one of them, at most `timeout_s`. Unblocked by: a result, a death or the timeout. Produces: answers and
+outcomes, given to the desk that asked for them - training tasks have ids from 0 up, evaluation uses negative ones.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from cauce.errors import TrainingStopped
+from cauce.runtime.pool import Lost, News, RolloutPool
+from cauce.runtime.reward_pool import RewardPool, ScoredJob
+from cauce.runtime.world import Call, Clock, Workers
+from cauce.types import Completion
+
+log = logging.getLogger(__name__)
+
+STALL_WARNING_S = 60.0
+
+
+class Desk(Protocol):
+    """Who asked for answers."""
+
+    def on_answers(self, completions: Sequence[Completion]) -> None: ...
+
+    def on_lost(self, lost: Sequence[Lost]) -> None: ...
+
+    def on_scored(self, scored: Sequence[ScoredJob]) -> None: ...
+
+    def on_progress(self, tasks: set[int]) -> None: ...
+
+
+class Exchange:
+    """Connects pools and desks, keeps the time that each kind of waiting took, and watches for a stall."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        pool: RolloutPool,
+        rewards: RewardPool,
+        *,
+        clock: Clock,
+        stall_s: float,
+        on_stall: Callable[[str], None],
+    ) -> None:
+        self._workers = workers
+        self.pool = pool
+        self.rewards = rewards
+        self._clock = clock
+        self._stall_s = stall_s
+        self._on_stall = on_stall
+        self._last_event = clock.now()
+        self._warned = False
+        self.training: Desk | None = None
+        self.evaluation: Desk | None = None
+        self.num_tokens = 0
+        self.sync_s = 0.0
+        self.served: dict[str, tuple[int, str]] = {}
+
+    def turn(self, *, timeout_s: float = 1.0, extra: Sequence[Call] = ()) -> list[Call]:
+        """Waits for something to happen, hands it on, and returns the `extra` calls that are done."""
+        calls = [*self.pool.calls(), *self.rewards.calls(), *extra]
+        if calls:
+            done = self._workers.wait(calls, timeout_s=timeout_s)
+        else:
+            self._clock.sleep(0.05)  # a pool in its pause before a replacement
+            done = []
+        news = self.pool.take(done)
+        scored = self.rewards.take(done)
+        self._hand_out(news, scored)
+        if done or news.lost or scored or extra:
+            self._last_event, self._warned = self._clock.now(), False
+        else:
+            self._watch()
+        return [call for call in extra if call in done]
+
+    def _hand_out(self, news: News, scored: Sequence[ScoredJob]) -> None:
+        self.num_tokens += news.num_tokens
+        self.sync_s += news.sync_s
+        self.served.update(news.checksums)
+        for desk, owns in ((self.training, _is_training), (self.evaluation, _is_evaluation)):
+            if desk is None:
+                continue
+            if answers := [c for c in news.completions if owns(c.task)]:
+                desk.on_answers(answers)
+            if lost := [item for item in news.lost if owns(item.request.task)]:
+                desk.on_lost(lost)
+            if outcomes := [item for item in scored if owns(item.job.key)]:
+                desk.on_scored(outcomes)
+            if progressed := {task for task in news.progressed if owns(task)}:
+                desk.on_progress(progressed)
+
+    def _watch(self) -> None:
+        silent = self._clock.now() - self._last_event
+        waiting = "; ".join(self.pool.waiting_for() + self.rewards.waiting_for()) or "nothing that is known"
+        if silent > STALL_WARNING_S and not self._warned:
+            self._warned = True
+            self._on_stall(f"nothing has happened for {silent:.0f} s; waiting for: {waiting}")
+        if silent > self._stall_s:
+            raise TrainingStopped(f"nothing has happened for {silent:.0f} s; it waited for: {waiting}")
+
+
+def _is_training(task: int) -> bool:
+    return task >= 0
+
+
+def _is_evaluation(task: int) -> bool:
+    return task < 0

@@ -1,0 +1,230 @@
+"""Training tasks on their way from the data to the buffer.
+
+    admit -> lease -> (answers, durable) -> (outcomes, durable) -> ready, or dropped with a reason
+
+Consumes: answers, outcomes and losses from the exchange. Waits for nothing itself. Produces: accepted groups. Every
+step is in the journal before anything depends on it; what a crash leaves half done, `restore` takes up again, asking
+only for answers that are missing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cauce.errors import DataError, RewardError
+from cauce.journal import Journal
+from cauce.runtime.pool import Lost, RolloutPool
+from cauce.runtime.reward_pool import RewardPool, ScoredJob, ScoreJob
+from cauce.runtime.tasks import TaskSource
+from cauce.runtime.world import Clock
+from cauce.types import Completion, GenerationRequest, Group, Outcome, Sampling
+
+LEASE_S = 120.0
+POISON_DEATHS = 3
+MIN_SCORED = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Counts since the last plan; the trainer reads and resets them."""
+
+    scored: int = 0
+    unscored: int = 0
+    first_failure: str = ""
+    drops: dict[str, int] = field(default_factory=dict)
+    reward_metrics: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    """What the flow needs of the recipe."""
+
+    group_size: int
+    sampling: Sampling
+    dynamic_sampling: bool
+    max_failure_rate: float
+    max_steps: int
+
+
+class RolloutFlow:
+    """The desk of training tasks."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        pool: RolloutPool,
+        rewards: RewardPool,
+        source: TaskSource,
+        settings: FlowSettings,
+        clock: Clock,
+        on_ready: Callable[[Group], None],
+    ) -> None:
+        self._journal = journal
+        self._pool = pool
+        self._rewards = rewards
+        self._source = source
+        self._settings = settings
+        self._clock = clock
+        self._on_ready = on_ready
+        self._open: set[int] = set()  # admitted, neither ready nor dropped
+        self.version = 0
+        self.num_answers = 0  # since the last plan
+        self.tally = Tally()
+
+    def undecided(self) -> set[int]:
+        """Admitted tasks of which nobody knows yet whether they will be accepted."""
+        return set(self._open)
+
+    def reset_tally(self) -> None:
+        """A plan has been reported; counting begins anew."""
+        self.tally = Tally()
+        self.num_answers = 0
+
+    def admit(self, num: int) -> None:
+        """Takes the next rows of the data; prompts that are too long are admitted and dropped, with a count."""
+        admitted = 0
+        too_long_in_a_row = 0
+        while admitted < num:
+            task = self._source.task(self._journal.next_task_id)
+            with self._journal.transaction():
+                self._journal.admit([task])
+                if self._source.is_too_long(task):
+                    self._drop(task.id, "too_long", f"{len(task.prompt_ids)} tokens")
+                    too_long_in_a_row += 1
+                    if too_long_in_a_row >= len(self._source):
+                        raise DataError(
+                            f"every one of the {len(self._source)} prompts has more than data.max_prompt_tokens="
+                            f"{self._source.max_prompt_tokens} tokens; raise it, or shorten the prompts"
+                        )
+                    continue
+                too_long_in_a_row = 0
+                self._open.add(task.id)
+                self._dispatch(task.id, tuple(range(self._settings.group_size)))
+            admitted += 1
+
+    def restore(self) -> None:
+        """Takes up what the record holds unfinished: missing answers first, then missing outcomes."""
+        for task in self._journal.tasks("leased"):
+            self._journal.release(task, counts_as_death=False, reason="the driver stopped")
+        for task in self._journal.tasks("pending"):
+            self._open.add(task)
+            missing = self._journal.missing(task, self._settings.group_size)
+            if missing:
+                self._dispatch(task, missing)
+            else:
+                self._settle(task)
+
+    def on_answers(self, completions: Sequence[Completion]) -> None:
+        """Records answers, and sends a group to the reward once it is complete."""
+        self.num_answers += sum(self._journal.record_answers(completions))
+        for task in dict.fromkeys(completion.task for completion in completions):
+            if task in self._open and not self._journal.missing(task, self._settings.group_size):
+                self._settle(task)
+
+    def on_lost(self, lost: Sequence[Lost]) -> None:
+        """A worker is gone: its tasks are leased again for what is missing, or dropped as poison."""
+        for item in lost:
+            task = item.request.task
+            if task not in self._open:
+                continue
+            deaths = self._journal.release(task, counts_as_death=True, reason=item.cause.splitlines()[0])
+            if deaths >= POISON_DEATHS:
+                self._drop(task, "poison", f"{deaths} workers died on it; the last: {item.cause.splitlines()[0]}")
+            elif missing := self._journal.missing(task, self._settings.group_size):
+                self._dispatch(task, missing)
+
+    def on_scored(self, scored: Sequence[ScoredJob]) -> None:
+        """Records outcomes and decides each group: accepted, or dropped with a reason."""
+        for item in scored:
+            task = item.job.key
+            if task not in self._open:
+                continue
+            self._count(item)
+            outcomes = list(enumerate(item.outcomes))
+            with self._journal.transaction():
+                self._journal.record_outcomes([(task, index, outcome) for index, outcome in outcomes])
+                self._decide(task)
+        self._check_failures()
+
+    def on_progress(self, tasks: set[int]) -> None:
+        """Tokens came in: the leases live on."""
+        alive = sorted(tasks & self._open)
+        if alive:
+            self._journal.renew(alive, until=self._clock.now() + LEASE_S)
+
+    def _dispatch(self, task: int, indices: tuple[int, ...]) -> None:
+        """The lease is durable before the request leaves: the pool sends it with the next turn."""
+        until = self._clock.now() + LEASE_S
+        worker = self._pool.next_worker()
+        attempt = self._journal.lease(task, indices=indices, worker=worker, version=self.version, until=until)
+        self._pool.submit(
+            GenerationRequest(
+                task=task,
+                attempt=attempt,
+                indices=indices,
+                prompt_ids=self._journal.task(task).prompt_ids,
+                sampling=self._settings.sampling,
+            )
+        )
+
+    def _settle(self, task: int) -> None:
+        """All answers are there: decide from the record, or ask the reward."""
+        if not self._journal.unscored(task):
+            self._decide(task)
+            return
+        row = self._journal.task(task).row
+        completions = self._journal.answers(task)
+        self._rewards.submit(
+            ScoreJob(
+                key=task,
+                row=row,
+                texts=tuple(self._source.answer_text(c.token_ids) for c in completions),
+                token_ids=tuple(tuple(int(t) for t in c.token_ids) for c in completions),
+                step=self.version,
+                max_steps=self._settings.max_steps,
+            )
+        )
+
+    def _decide(self, task: int) -> None:
+        group = self._journal.group(task)
+        scored = [s.outcome.value for s in group.samples if s.outcome.status == "scored"]
+        if len(scored) < MIN_SCORED:
+            detail = next((s.outcome.detail for s in group.samples if s.outcome.detail), "")
+            self._drop(task, "unscorable", f"{len(scored)} of {len(group.samples)} answers have a reward; {detail}")
+        elif self._settings.dynamic_sampling and len(set(scored)) == 1:
+            self._drop(task, "no_signal", f"every reward is {scored[0]}")
+        else:
+            self._journal.mark_ready(task)
+            self._open.discard(task)
+            self._on_ready(group)
+
+    def _drop(self, task: int, reason: str, detail: str) -> None:
+        self._journal.drop(task, reason, detail=detail)
+        self._open.discard(task)
+        self._pool.cancel(task)
+        self.tally.drops[reason] = self.tally.drops.get(reason, 0) + 1
+
+    def _count(self, item: ScoredJob) -> None:
+        for outcome in item.outcomes:
+            if outcome.status == "scored":
+                self.tally.scored += 1
+            elif outcome.status in ("failed", "timed_out"):
+                self.tally.unscored += 1
+                self.tally.first_failure = self.tally.first_failure or _describe(outcome)
+        for name, value in item.metrics.items():
+            self.tally.reward_metrics.setdefault(name, []).append(value)
+
+    def _check_failures(self) -> None:
+        total = self.tally.scored + self.tally.unscored
+        if self.tally.unscored < 2 * self._settings.group_size or not total:
+            return  # too few to speak of a rate
+        rate = self.tally.unscored / total
+        if rate > self._settings.max_failure_rate:
+            raise RewardError(
+                f"{self.tally.unscored} of {total} rewards failed or timed out, above reward.max_failure_rate="
+                f"{self._settings.max_failure_rate:g}. The first: {self.tally.first_failure}"
+            )
+
+
+def _describe(outcome: Outcome) -> str:
+    return f"{outcome.status}: {outcome.detail}"

@@ -1,0 +1,105 @@
+"""The numbers of one plan: what was sampled, what was learned, and where the time went."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from cauce.journal import Journal
+from cauce.runtime.exchange import Exchange
+from cauce.runtime.flow import Tally
+from cauce.runtime.learn import Learned
+from cauce.types import Group
+
+
+def plan_metrics(groups: Sequence[Group], learned: Learned, *, staleness: int, tally: Tally) -> dict[str, float]:
+    """Reward statistics are those of the user's function, whatever the algorithm subtracts later."""
+    rewards = [[s.outcome.value for s in g.samples if s.outcome.value is not None] for g in groups]
+    flat = np.asarray([value for group in rewards for value in group], dtype=np.float64)
+    samples = [sample for group in groups for sample in group.samples]
+    lengths = np.asarray([len(s.completion.token_ids) for s in samples], dtype=np.float64)
+    truncated = np.asarray([s.completion.finish_reason == "length" for s in samples], dtype=np.float64)
+    metrics = {
+        "reward/mean": float(flat.mean()),
+        "reward/std": float(flat.std()),
+        "reward/zero_variance_fraction": float(np.mean([len(set(group)) <= 1 for group in rewards])),
+        "response/length_mean": float(lengths.mean()),
+        "response/length_max": float(lengths.max()),
+        "response/truncated_fraction": float(truncated.mean()),
+        "staleness/max": float(staleness),
+        "rollout/unscored": float(tally.unscored),
+    }
+    for reason, count in tally.drops.items():
+        metrics[f"rollout/dropped_{reason}"] = float(count)
+    names = {name for s in samples for name in s.outcome.parts}
+    for name in sorted(names):
+        parts = [s.outcome.parts[name] for s in samples if s.outcome.parts.get(name) is not None]
+        if parts:
+            metrics[f"reward/{name}/mean"] = float(np.mean(np.asarray(parts, dtype=np.float64)))
+    for name, values in tally.reward_metrics.items():
+        metrics[f"reward/{name}"] = float(np.mean(values))
+    return metrics | learned.metrics
+
+
+class PhaseTimer:
+    """Splits the wall time of a plan: generate, reward, learn, checksum, sync, journal, and idle for the rest.
+
+    Within the wait for groups, time counts as `reward` while only rewards are outstanding. Time inside journal calls
+    is taken out of the phase it fell into.
+    """
+
+    def __init__(self, *, exchange: Exchange, journal: Journal) -> None:
+        self._exchange = exchange
+        self._journal = journal
+        self._split: dict[str, float] = {}
+        self._carried_sync = 0.0
+        self.start()
+
+    def start(self) -> None:
+        now = time.perf_counter()
+        self._began = self._mark = self._turn_mark = now
+        self._split = {}
+        self._reward_s = 0.0
+        self._journal_at_start = self._journal.seconds_spent
+        self._tokens_at_start = self._exchange.num_tokens
+        self._sync_at_start = self._exchange.sync_s
+
+    def note_waiting(self) -> None:
+        """Called after each turn of the wait for groups."""
+        now = time.perf_counter()
+        if self._exchange.pool.is_idle() and not self._exchange.rewards.is_idle():
+            self._reward_s += now - self._turn_mark
+        self._turn_mark = now
+
+    def stop(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._split[phase] = self._split.get(phase, 0.0) + now - self._mark
+        self._mark = self._turn_mark = now
+
+    def finish(self) -> dict[str, float]:
+        """The split of the plan that ends now. Publishing comes after a plan's record, so it counts to the next."""
+        total = time.perf_counter() - self._began
+        journal = self._journal.seconds_spent - self._journal_at_start
+        pulled = self._exchange.sync_s - self._sync_at_start
+        sync = pulled + self._carried_sync
+        collect = self._split.get("collect", 0.0)
+        generate = max(0.0, collect - self._reward_s - pulled - journal)
+        learn = self._split.get("learn", 0.0)
+        checksum = self._split.get("checksum", 0.0)
+        total += self._carried_sync
+        known = generate + self._reward_s + learn + checksum + sync + journal
+        self._carried_sync = 0.0
+        return {
+            "time/total": total,
+            "time/generate": generate,
+            "time/reward": self._reward_s,
+            "time/learn": learn,
+            "time/checksum": checksum,
+            "time/sync": sync,
+            "time/journal": journal,
+            "time/idle": max(0.0, total - known),
+            "tokens_per_s": (self._exchange.num_tokens - self._tokens_at_start) / total if total else 0.0,
+        }
+
+    def carry_sync(self, seconds: float) -> None:
+        self._carried_sync += seconds

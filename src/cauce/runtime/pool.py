@@ -1,0 +1,208 @@
+"""The pool of rollout workers: hands requests out, collects answers, replaces what dies or hangs.
+
+One call to `work` is out per worker at any time; new requests, cancellations and the version to serve travel with the
+next one, so a worker that joins or rejoins needs nothing but its first call. The pool decides nothing about tasks: it
+reports a lost request with its cause, and its owner leases the missing answers again. Restarting has one owner, this
+file: jittered exponential backoff, and a stop with the last cause after too many deaths in a row.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cauce.errors import WorkerError
+from cauce.runtime.roles import RolloutWorker, WorkResult
+from cauce.runtime.world import Call, Clock, Worker, WorkerDied, Workers
+from cauce.types import Completion, GenerationRequest
+
+SLICE_S = 0.5  # how long a worker generates before it reports, if no answer ends sooner
+BACKOFF_S = (0.5, 30.0)
+DEATHS_IN_A_ROW = 6  # without one answer in between
+
+
+@dataclass(slots=True, kw_only=True)
+class Lost:
+    """A request whose worker is gone, with the indices that had not come back."""
+
+    request: GenerationRequest
+    indices: tuple[int, ...]
+    worker: str
+    cause: str
+
+
+@dataclass(slots=True, kw_only=True)
+class News:
+    """What a turn of the pool brought."""
+
+    completions: list[Completion] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    progressed: set[int] = field(default_factory=set)  # tasks whose lease is renewed
+    num_tokens: int = 0
+    busy_s: float = 0.0
+    sync_s: float = 0.0
+    checksums: dict[str, tuple[int, str]] = field(default_factory=dict)  # worker -> version, content it serves
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Member:
+    worker: Worker
+    waiting: list[GenerationRequest] = field(default_factory=list)  # not sent yet
+    open: dict[tuple[int, int], GenerationRequest] = field(default_factory=dict)  # (task, index) not back yet
+    cancel: list[int] = field(default_factory=list)
+    call: Call | None = None
+
+
+class RolloutPool:
+    """A fixed number of rollout workers, kept alive."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        start: Callable[[str], Worker],
+        size: int,
+        clock: Clock,
+        owner_epoch: int,
+        hang_s: float,
+        note: Callable[[str, dict[str, str]], None],
+    ) -> None:
+        self._workers = workers
+        self._start = start
+        self._size = size
+        self._clock = clock
+        self._epoch = owner_epoch
+        self._hang_s = hang_s
+        self._note = note
+        self._members: list[_Member] = []
+        self._orphans: list[GenerationRequest] = []
+        self._names = 0
+        self._deaths = 0
+        self._retry_at = 0.0
+        self._random = random.Random(owner_epoch)
+        self._version = 0
+
+    def fill(self) -> None:
+        """Starts workers until the pool has its size, unless a death asks for a pause first."""
+        while len(self._members) < self._size and self._clock.now() >= self._retry_at:
+            name = f"rollout-{self._names}"
+            self._names += 1
+            self._members.append(_Member(worker=self._start(name)))
+        while self._orphans and self._members:
+            self.submit(self._orphans.pop(0))
+
+    def submit(self, request: GenerationRequest) -> str:
+        """Gives a request to the least loaded worker and returns its name."""
+        if not self._members:
+            self._orphans.append(request)
+            return "none"
+        member = self._least_loaded()
+        member.waiting.append(request)
+        member.open.update({(request.task, index): request for index in request.indices})
+        return member.worker.name
+
+    def next_worker(self) -> str:
+        """The worker that the next request will go to."""
+        return self._least_loaded().worker.name if self._members else "none"
+
+    def cancel(self, task: int) -> None:
+        """Stops work on a task whose answers are no longer wanted."""
+        for member in self._members:
+            if any(key[0] == task for key in member.open):
+                member.open = {key: request for key, request in member.open.items() if key[0] != task}
+                member.waiting = [request for request in member.waiting if request.task != task]
+                member.cancel.append(task)
+
+    def serve(self, version: int) -> None:
+        """The version that every worker works with from its next slice on."""
+        self._version = version
+
+    def calls(self) -> list[Call]:
+        """Calls that are out; idle workers are not called."""
+        self.fill()
+        for member in self._members:
+            if member.call is None and (member.open or member.cancel):
+                member.call = self._workers.call(
+                    member.worker,
+                    RolloutWorker.work,
+                    epoch=self._epoch,
+                    version=self._version,
+                    requests=tuple(member.waiting),
+                    cancel=tuple(member.cancel),
+                    seconds=SLICE_S,
+                )
+                member.waiting, member.cancel = [], []
+        return [member.call for member in self._members if member.call is not None]
+
+    def take(self, done: Sequence[Call]) -> News:
+        """Collects finished calls, and deals with workers that died or hang."""
+        news = News()
+        for member in list(self._members):
+            if member.call is None:
+                continue
+            if member.call in done:
+                self._collect(member, news)
+            elif self._clock.now() - member.call.started > self._hang_s:
+                self._workers.kill(member.worker)
+                text = f"no word for {self._hang_s:.0f} s, so it was killed; its stack is in its log"
+                self._bury(member, self._workers.describe_death(member.worker, text), news)
+        return news
+
+    def is_idle(self) -> bool:
+        return not self._orphans and not any(member.open for member in self._members)
+
+    def waiting_for(self) -> list[str]:
+        """For the watchdog: worker, task and how many answers are missing."""
+        lines = []
+        for member in self._members:
+            for task in sorted({key[0] for key in member.open}):
+                missing = sum(1 for key in member.open if key[0] == task)
+                lines.append(f"{member.worker.name} generates task {task}, {missing} answers missing")
+        return lines
+
+    def members(self) -> list[Worker]:
+        return [member.worker for member in self._members]
+
+    def shutdown(self) -> None:
+        for member in self._members:
+            self._workers.kill(member.worker)
+        self._members = []
+
+    def _least_loaded(self) -> _Member:
+        return min(self._members, key=lambda member: len(member.open))
+
+    def _collect(self, member: _Member, news: News) -> None:
+        assert member.call is not None
+        call, member.call = member.call, None
+        try:
+            result: WorkResult = self._workers.result(call)
+        except WorkerDied as death:
+            self._bury(member, str(death), news)
+            return
+        for completion in result.completions:
+            if member.open.pop((completion.task, completion.index), None) is not None:
+                news.completions.append(completion)
+        news.progressed.update(result.progress)
+        news.num_tokens += result.num_tokens
+        news.busy_s += result.busy_s
+        news.sync_s += result.sync_s
+        if result.checksum:
+            news.checksums[member.worker.name] = (result.version, result.checksum)
+        if result.completions:
+            self._deaths = 0
+
+    def _bury(self, member: _Member, cause: str, news: News) -> None:
+        self._members.remove(member)
+        self._deaths += 1
+        self._note("worker_died", {"worker": member.worker.name, "cause": cause})
+        by_request: dict[int, tuple[GenerationRequest, list[int]]] = {}
+        for (_, index), request in member.open.items():
+            by_request.setdefault(id(request), (request, []))[1].append(index)
+        for request, indices in by_request.values():
+            news.lost.append(
+                Lost(request=request, indices=tuple(sorted(indices)), worker=member.worker.name, cause=cause)
+            )
+        if self._deaths >= DEATHS_IN_A_ROW:
+            raise WorkerError(f"{self._deaths} rollout workers died in a row without one answer; the last: {cause}")
+        low, high = BACKOFF_S
+        pause = min(high, low * 2 ** (self._deaths - 1)) * self._random.uniform(0.5, 1.5)
+        self._retry_at = self._clock.now() + (pause if self._deaths > 1 else 0.0)

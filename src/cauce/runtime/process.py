@@ -1,0 +1,75 @@
+"""What every worker process does at birth, and how processes of a run are measured. Linux and macOS; no Ray here."""
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+_open_logs = []  # faulthandler needs its file to stay open for the life of the process
+
+
+def enter_worker(*, log: Path, threads: int) -> None:
+    """Sets the thread count, sends logging to `log` and arms a stack dump on SIGUSR1 and on a fatal signal."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = log.open("a", buffering=1)
+    _open_logs.append(file)
+    faulthandler.enable(file)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    handler = logging.StreamHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("cauce").addHandler(handler)
+    logging.getLogger("cauce").setLevel(logging.INFO)
+    logging.getLogger("cauce").info("process %d starts with %d threads", os.getpid(), threads)
+    if "torch" in sys.modules or threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def available_cpus() -> int:
+    """CPUs this process may use: its affinity mask and, in a container, the quota of its control group."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            count = min(count, max(1, int(int(limit) / int(period))))
+    return count
+
+
+def resident_megabytes(pid: int) -> float:
+    """Proportional set size of a process in MB: shared pages count once over all that map them; 0 if it is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    except (OSError, ValueError):
+        return 0.0
+    return 0.0
+
+
+def process_tree(pid: int) -> list[int]:
+    """`pid` and all its descendants, from /proc; only `pid` where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        parent = int(text.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found, queue = [], [pid]
+    while queue:
+        current = queue.pop()
+        found.append(current)
+        queue += children.get(current, [])
+    return found
+
+
+def tree_megabytes(pid: int) -> float:
+    """Memory of a process and all its descendants in MB (proportional set size)."""
+    return sum(resident_megabytes(each) for each in process_tree(pid))

@@ -1,0 +1,133 @@
+"""Workers as Ray actors.
+
+Restarts are owned by the pool: `max_restarts` stays 0, because Ray restarts without a pause and without the current
+weights. Every worker writes RUN/logs/<name>.log, from which a death is explained: role, node, exit, last lines, memory.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+
+from cauce.errors import WorkerError
+from cauce.runtime.process import enter_worker, resident_megabytes
+from cauce.runtime.world import Call, Resources, Worker, WorkerDied
+
+START_TIMEOUT_S = 300.0
+LAST_LINES = 12
+
+
+class RayWorkers:
+    """Starts plain classes as Ray actors and calls their methods."""
+
+    def __init__(self, *, log_folder: Path, env: dict[str, str]) -> None:
+        self._log_folder = log_folder
+        self._env = env
+
+    def start(
+        self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]
+    ) -> Worker:
+        """Creates the actor and waits for its constructor; a constructor that raises is a fault of the recipe."""
+        threads = str(resources.threads)
+        env = self._env | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_restarts": 0}
+        if resources.memory_bytes:
+            options["memory"] = resources.memory_bytes
+        actor_class = ray.remote(_shell(cls)).options(
+            **options, runtime_env={"env_vars": env}, max_concurrency=1
+        )
+        handle = actor_class.remote(
+            shell_log=str(self._log_folder / f"{name}.log"), shell_threads=resources.threads, **kwargs
+        )
+        worker = Worker(name=name, role=role, handle=handle)
+        try:
+            facts = ray.get(handle.shell_facts.remote(), timeout=START_TIMEOUT_S)
+        except ActorDiedError as error:
+            text = self.describe_death(worker, _cause(error))
+            self.kill(worker)
+            raise WorkerError(text) from None
+        except ray.exceptions.GetTimeoutError:
+            self.kill(worker)
+            raise WorkerError(
+                f"{role} {name} did not start within {START_TIMEOUT_S:.0f} s; see {self._log_folder}/{name}.log"
+            ) from None
+        worker.pid, worker.node, worker.facts = facts["pid"], facts["node"], facts
+        return worker
+
+    def call(self, worker: Worker, method: Callable[..., Any], **kwargs: Any) -> Call:
+        ref = getattr(worker.handle, method.__name__).remote(**kwargs)
+        return Call(worker=worker, ref=ref, started=time.time())
+
+    def wait(self, calls: Sequence[Call], *, timeout_s: float) -> list[Call]:
+        if not calls:
+            return []
+        by_ref = {call.ref: call for call in calls}
+        ready, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
+        if ready and len(by_ref) > 1:  # take whatever else is there too
+            ready, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0)
+        return [by_ref[ref] for ref in ready]
+
+    def result(self, call: Call) -> Any:
+        try:
+            return ray.get(call.ref)
+        except RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+        except (ActorUnavailableError, RayActorError) as error:
+            raise WorkerDied(self.describe_death(call.worker, _cause(error))) from None
+
+    def kill(self, worker: Worker) -> None:
+        if worker.node == os.uname().nodename and worker.pid:
+            _dump_stack(worker.pid)
+        ray.kill(worker.handle, no_restart=True)
+
+    def describe_death(self, worker: Worker, cause: str) -> str:
+        """Role, node, cause, memory when last seen, and the last lines of its own log."""
+        log = self._log_folder / f"{worker.name}.log"
+        lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log.exists() else []
+        tail = "".join(f"\n    | {line}" for line in lines) or " (its log is empty)"
+        memory = worker.facts.get("last_memory_mb")
+        seen = f", memory when last seen {memory:.0f} MB" if memory else ""
+        return f"{worker.role} {worker.name} on {worker.node or 'its node'} died: {cause}{seen}; last lines:{tail}"
+
+    def note_memory(self, worker: Worker) -> None:
+        """Remembers how much memory a worker of this machine holds, for the day it dies."""
+        if worker.pid and worker.node == os.uname().nodename:
+            worker.facts["last_memory_mb"] = resident_megabytes(worker.pid)
+
+
+def _cause(error: Exception) -> str:
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, ActorDiedError) and getattr(error, "actor_init_failed", False):
+        return lines[-1] if lines else "its constructor failed"
+    known = [line for line in lines if "exit" in line.lower() or "killed" in line.lower() or "OOM" in line]
+    return (known or lines or ["no cause given"])[0][:400]
+
+
+def _dump_stack(pid: int) -> None:
+    """Asks the process to write its stacks into its log (see enter_worker); it may be gone already."""
+    try:
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.05)
+    except ProcessLookupError:
+        return
+
+
+def _shell(cls: type) -> type:
+    """The plain class with what each process needs at birth: threads, a log, and a pid to be found by."""
+
+    class Shell(cls):  # type: ignore[misc, valid-type]  # the base is only known at run time
+        def __init__(self, *, shell_log: str, shell_threads: int, **kwargs: Any) -> None:
+            enter_worker(log=Path(shell_log), threads=shell_threads)
+            super().__init__(**kwargs)
+
+        def shell_facts(self) -> dict[str, Any]:
+            return {"pid": os.getpid(), "node": os.uname().nodename}
+
+    Shell.__name__ = Shell.__qualname__ = cls.__name__
+    return Shell

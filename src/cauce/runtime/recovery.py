@@ -1,0 +1,117 @@
+"""From a record to weights: the newest complete checkpoint, then the plans after it, trained again from the record.
+
+Nothing is generated. Each redone plan's checksum is compared with the one that was recorded. Under the same numeric
+fingerprint another checksum is a fault of ours and stops the run; under another fingerprint (other torch, threads,
+instruction set, dtypes, packing) the history of weights forks: a new lineage is noted, and training goes on.
+`cauce replay` is the same walk from the initial weights.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cauce.algorithms.table import Algorithm
+from cauce.errors import JournalError
+from cauce.journal import Journal
+from cauce.runtime.learn import LearnerVerbs, learn
+
+
+class RestorableLearner(LearnerVerbs, Protocol):
+    """What a redo needs of a learner."""
+
+    def load_checkpoint(self, *, path: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """A redone plan whose weights are not those that were recorded."""
+
+    plan: int
+    recorded: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redo:
+    """What a redo ended with."""
+
+    version: int  # the newest plan that is decided
+    num_redone: int
+    divergence: Divergence | None  # the first
+
+
+def redo(
+    learner: LearnerVerbs,
+    *,
+    journal: Journal,
+    algorithm: Algorithm,
+    after: int,
+    until: int | None = None,
+    on_plan: Callable[[int], None] = lambda number: None,
+) -> Redo:
+    """Trains on the applied plans after number `after`, in order; skipped ones stay skipped, as recorded."""
+    divergence = None
+    version, count = after, 0
+    for record in _decided(journal, after=after, until=until):
+        if record.state == "applied":
+            groups = [journal.group(task) for task in record.plan.tasks]
+            learn(learner, algorithm=algorithm, plan=record.plan, groups=groups)
+            found = learner.checksum()
+            if found != record.checksum and divergence is None:
+                divergence = Divergence(plan=record.plan.number, recorded=record.checksum, found=found)
+            count += 1
+        version = record.plan.number
+        on_plan(version)
+    return Redo(version=version, num_redone=count, divergence=divergence)
+
+
+def rebuild(
+    learner: RestorableLearner,
+    *,
+    run_dir: Path,
+    journal: Journal,
+    algorithm: Algorithm,
+    same_fingerprint: bool,
+    on_note: Callable[[str], None],
+    on_plan: Callable[[int], None] = lambda number: None,
+) -> Redo:
+    """Brings a learner with initial weights to the record's newest version.
+
+    Raises:
+        JournalError: when a redone plan gives other weights under the same fingerprint.
+    """
+    after = 0
+    newest = newest_checkpoint(run_dir, journal)
+    if newest is not None:
+        after, path = newest
+        learner.load_checkpoint(path=str(path))
+    result = redo(learner, journal=journal, algorithm=algorithm, after=after, on_plan=on_plan)
+    if result.num_redone:
+        start = f"checkpoint plan_{after:06d}" if after else "the initial weights"
+        on_note(f"{result.num_redone} plans after {start} were trained again from the record, without generating")
+    if result.divergence is not None:
+        found = result.divergence
+        text = f"plan {found.plan} redone gives weights {found.found}, recorded were {found.recorded}"
+        if same_fingerprint:
+            raise JournalError(f"{text}, under the same numeric fingerprint: this is a bug; please report it")
+        journal.event("lineage", {"plan": found.plan, "recorded": found.recorded, "found": found.found})
+        on_note(f"{text}, under another numeric fingerprint: a new lineage begins there, and training goes on")
+    return result
+
+
+def newest_checkpoint(run_dir: Path, journal: Journal) -> tuple[int, Path] | None:
+    """The newest checkpoint that is both recorded and complete on disk."""
+    from cauce import checkpoint
+
+    complete = checkpoint.complete(run_dir)
+    for record in reversed(journal.checkpoints()):
+        if record.plan in complete:
+            return record.plan, complete[record.plan]
+    return None
+
+
+def _decided(journal: Journal, *, after: int, until: int | None) -> Iterable:
+    for record in journal.plans(from_number=after + 1, until=until):
+        if record.state in ("applied", "skipped"):
+            yield record

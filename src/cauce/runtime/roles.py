@@ -1,0 +1,181 @@
+"""The plain classes that run in worker processes: rollout, learner, reward. No Ray in here.
+
+    RolloutWorker  engine; pulls weights by itself when the version it is asked for is not the one it has
+    LearnerWorker  learner and the publishing side of the weight store
+    RewardWorker   the user's reward, in a process of its own: never in the engine's, never in the driver's
+
+Each refuses an owner epoch older than the newest one it has seen, so that a driver that was cut off and replaced
+cannot go on commanding workers.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cauce.errors import FencedError
+from cauce.types import Batch, Completion, GenerationRequest, Group, Row, ScoredBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkResult:
+    """What a rollout worker has to say after one slice of work."""
+
+    completions: tuple[Completion, ...]
+    progress: dict[int, int]  # tokens made so far for each task it still works on
+    num_tokens: int  # made in this slice
+    busy_s: float  # spent generating
+    sync_s: float  # spent pulling weights
+    version: int
+    checksum: str  # of the weights it serves; empty for those it was born with
+    is_idle: bool
+
+
+class Epoch:
+    """The newest owner epoch a worker has seen."""
+
+    def __init__(self) -> None:
+        self._newest = 0
+
+    def check(self, epoch: int) -> None:
+        if epoch < self._newest:
+            raise FencedError(f"owner epoch {epoch} is over; this worker serves epoch {self._newest}")
+        self._newest = epoch
+
+
+class RolloutWorker:
+    """Generates. It works only inside `work`, in slices, so that its driver hears from it every `seconds`."""
+
+    def __init__(
+        self, *, model_path: str, dtype: str, slots: int, deterministic: bool, weights_folder: str, lineage: str
+    ) -> None:
+        from cauce.engine.native import NativeEngine
+        from cauce.models.load import load_model, resolve_dtype
+        from cauce.weights.store import WeightStore
+
+        model = load_model(model_path, dtype=resolve_dtype(dtype), attention="sdpa")
+        self._engine = NativeEngine(model, slots=slots, deterministic=deterministic)
+        self._store = WeightStore(Path(weights_folder), keep=1)
+        self._epoch = Epoch()
+        self._checksum = ""
+        self._version = -1  # what it was born with counts as no version: the first work pulls
+        self._lineage = lineage
+
+    def work(
+        self, *, epoch: int, version: int, requests: Sequence[GenerationRequest], cancel: Sequence[int], seconds: float
+    ) -> WorkResult:
+        """Takes requests on, generates for up to `seconds`, and returns as soon as an answer has ended."""
+        self._epoch.check(epoch)
+        for task in cancel:
+            self._engine.cancel(task)
+        sync_s = self._pull(version) if version != self._version else 0.0
+        for request in requests:
+            self._engine.submit(request)
+        started = time.perf_counter()
+        before = sum(self._engine.progress().values())
+        done: list[Completion] = []
+        while not self._engine.is_idle and time.perf_counter() - started < seconds:
+            done += self._engine.step()
+        made = sum(self._engine.progress().values()) - before + sum(len(c.token_ids) for c in done)
+        return WorkResult(
+            completions=tuple(done),
+            progress=self._engine.progress(),
+            num_tokens=max(0, made),
+            busy_s=time.perf_counter() - started,
+            sync_s=sync_s,
+            version=self._version,
+            checksum=self._checksum,
+            is_idle=self._engine.is_idle,
+        )
+
+    def status(self) -> dict[str, Any]:
+        return dict(self._engine.status()) | {"version": self._version, "checksum": self._checksum}
+
+    def _pull(self, version: int) -> float:
+        started = time.perf_counter()
+        published = self._store.pull(version)
+        self._engine.load_state(published.tensors, version=version, lineage=published.lineage)
+        self._version, self._checksum = version, published.checksum
+        return time.perf_counter() - started
+
+
+class LearnerWorker:
+    """The learner behind the verbs a group of ranks would have, plus publishing."""
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        algorithm: Any,
+        settings: Any,
+        temperature: float,
+        total_steps: int,
+        seed: int,
+        weights_folder: str,
+        weights_keep: int,
+        publish_dtype: str,
+    ) -> None:
+        import torch
+
+        from cauce.learner.learner import Learner
+        from cauce.models.load import load_model, resolve_dtype
+        from cauce.weights.store import WeightStore
+
+        torch.manual_seed(seed)
+        model = load_model(model_path, dtype=torch.float32, attention="sdpa")
+        self._tokenizer = model.tokenizer
+        self._learner = Learner(
+            model, algorithm=algorithm, settings=settings, temperature=temperature, total_steps=total_steps
+        )
+        self._store = WeightStore(Path(weights_folder), keep=weights_keep)
+        self._publish_dtype = resolve_dtype(publish_dtype)
+
+    def score(self, *, groups: Sequence[Group], proximal: bool) -> ScoredBatch:
+        return self._learner.score(groups, proximal=proximal)
+
+    def forward_backward(self, *, batch: Batch) -> dict[str, float]:
+        return self._learner.forward_backward(batch)
+
+    def optim_step(self) -> dict[str, float]:
+        return self._learner.optim_step()
+
+    def checksum(self) -> str:
+        return self._learner.checksum()
+
+    def publish(self, *, version: int, lineage: str) -> str:
+        return self._store.publish(self._learner.weights(self._publish_dtype), version=version, lineage=lineage)
+
+    def save_checkpoint(self, *, run_dir: str, plan: int, keep: int) -> str:
+        from cauce import checkpoint
+
+        path = checkpoint.save(Path(run_dir), plan=plan, learner=self._learner)
+        checkpoint.prune(Path(run_dir), keep=keep)
+        return str(path)
+
+    def load_checkpoint(self, *, path: str) -> None:
+        self._learner.load(Path(path))
+
+    def save_model(self, *, folder: str) -> None:
+        self._learner.save_model(Path(folder))
+
+    def status(self) -> dict[str, Any]:
+        return dict(self._learner.status())
+
+
+class RewardWorker:
+    """Scores answers with the user's reward."""
+
+    def __init__(self, *, reward: Any) -> None:
+        self._reward = reward
+
+    def score(
+        self,
+        *,
+        rows: Sequence[Row],
+        texts: Sequence[str],
+        token_ids: Sequence[Sequence[int]],
+        step: int,
+        max_steps: int,
+    ) -> Any:
+        return self._reward.score(rows=rows, texts=texts, token_ids=token_ids, step=step, max_steps=max_steps)

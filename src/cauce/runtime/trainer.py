@@ -1,0 +1,246 @@
+"""The trainer: one loop for synchronous and overlapped runs.
+
+    admit and lease tasks -> collect ready groups -> plan (durable) -> score, advantages, forward_backward, optim_step
+    -> applied (durable, with the checksum of the new weights) -> publish -> evaluate -> checkpoint
+
+`max_staleness = 0` is synchronous: a plan takes the lowest admission numbers and waits until no lower one is
+undecided, so plans do not depend on the number of actors or on the order in which answers arrive. Above 0, generation
+goes on while the learner works (`RemoteLearner` waits by turning the exchange). The trainer knows its parts; none of
+them knows the trainer.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cauce.algorithms.table import Algorithm
+from cauce.errors import TrainingStopped, WeightsError
+from cauce.journal import Buffer, Journal, capacity
+from cauce.recipe.models import Recipe
+from cauce.runtime.exchange import Exchange
+from cauce.runtime.flow import RolloutFlow
+from cauce.runtime.learn import Learned, LearnerVerbs, learn, make_plan
+from cauce.runtime.plan_metrics import PhaseTimer, plan_metrics
+from cauce.runtime.world import WorkerDied
+from cauce.types import Group, Plan
+
+MAX_NON_FINITE = 3  # plans in a row
+MAX_NO_SIGNAL = 10  # plans in a row
+
+
+class TrainedLearner(LearnerVerbs, Protocol):
+    """The verbs of the learner that the trainer needs beside those of `learn`."""
+
+    def publish(self, *, version: int, lineage: str) -> str: ...
+
+    def save_checkpoint(self, *, run_dir: str, plan: int, keep: int) -> str: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Hooks:
+    """What the stage around the trainer supplies."""
+
+    rebuild: Callable[[], tuple[TrainedLearner, int]]  # a learner at the record's newest version
+    evaluate: Callable[[int], None]
+    on_plan: Callable[[Plan, dict[str, float]], None]
+    on_phase: Callable[[str, int, int], None]
+    on_note: Callable[[str], None]
+    should_stop: Callable[[], bool]
+    extra_metrics: Callable[[], dict[str, float]]
+
+
+class Trainer:
+    """Runs plans until the recipe's number is reached or a stop is asked for."""
+
+    def __init__(
+        self,
+        *,
+        recipe: Recipe,
+        algorithm: Algorithm,
+        journal: Journal,
+        buffer: Buffer,
+        flow: RolloutFlow,
+        exchange: Exchange,
+        learner: TrainedLearner,
+        version: int,
+        lineage: str,
+        tolerance: float,
+        run_dir: str,
+        hooks: Hooks,
+    ) -> None:
+        self.recipe, self.algorithm, self.journal, self.buffer = recipe, algorithm, journal, buffer
+        self.flow, self.exchange, self.learner, self.hooks = flow, exchange, learner, hooks
+        self.version, self.lineage, self.run_dir = version, lineage, run_dir
+        self._tolerance = tolerance
+        self._published: dict[int, str] = {}
+        self._redo_s = 0.0
+        self._non_finite = self._no_signal = 0
+        self.timer = PhaseTimer(exchange=exchange, journal=journal)
+
+    def train(self) -> None:
+        """The run, plan by plan."""
+        self.publish()
+        if self.version == 0 and self.recipe.eval.at_start:
+            self.hooks.evaluate(0)
+        self.finish_planned()
+        self.flow.restore()
+        while self.version < self.recipe.run.plans and not self.hooks.should_stop():
+            self.timer.start()
+            groups = self.collect()
+            plan = make_plan(
+                self.version + 1,
+                [group.task for group in groups],
+                epochs=self.recipe.learner.epochs,
+                num_mini_batches=self.recipe.learner.mini_batches,
+            )
+            self.journal.write_plan(plan)
+            self.step(plan, groups)
+
+    def step(self, plan: Plan, groups: list[Group]) -> None:
+        """From a recorded plan to published weights."""
+        learned, checksum = self.train_on(plan, groups)
+        self.apply(plan, groups, learned, checksum)
+        if plan.number % self.recipe.weights.every == 0:
+            self.publish()
+        self.check(plan, learned)
+        self.evaluate_if_due()
+        self.checkpoint_if_due()
+
+    def finish_planned(self) -> None:
+        """A plan that was recorded before a stop, and not applied, is trained on exactly as it was recorded."""
+        for record in self.journal.plans(from_number=self.version + 1):
+            self.timer.start()
+            groups = [self.journal.group(task) for task in record.plan.tasks]
+            self.timer.stop("collect")
+            self.step(record.plan, groups)
+
+    def collect(self) -> list[Group]:
+        """Admits up to capacity and turns the exchange until a plan's groups are accepted."""
+        need, max_staleness = self.recipe.learner.tasks_per_plan, self.recipe.buffer.max_staleness
+        total = need * self.recipe.rollout.group_size
+        while True:
+            self.flow.admit(self._capacity())
+            self._drop_stale()
+            ready = self.buffer.available(version=self.version, max_staleness=max_staleness)
+            if len(ready) >= need and self._is_decided(ready[:need]):
+                break
+            if self.flow.tally.drops.get("no_signal", 0) >= MAX_NO_SIGNAL * need:
+                raise TrainingStopped(
+                    f"{self.flow.tally.drops['no_signal']} groups in a row had equal rewards, so nothing is left to "
+                    "train on: make the tasks easier or harder, raise rollout.group_size or rollout.temperature"
+                )
+            self.exchange.turn()
+            self.timer.note_waiting()
+            self.hooks.on_phase("generate", self.flow.num_answers, total)
+        self.timer.stop("collect")
+        self._check_served()
+        tasks = self.buffer.sample(need, version=self.version, max_staleness=max_staleness)
+        return [self.journal.group(task) for task in tasks]
+
+    def train_on(self, plan: Plan, groups: list[Group]) -> tuple[Learned, str]:
+        """Trains on one plan; a learner that dies is rebuilt from checkpoint and record, and does it again."""
+        self.hooks.on_phase("learn", 0, 1)
+        try:
+            learned = learn(self.learner, algorithm=self.algorithm, plan=plan, groups=groups)
+            self.timer.stop("learn")
+            checksum = self.learner.checksum()
+            self.timer.stop("checksum")
+        except WorkerDied as death:
+            self.hooks.on_note(f"{death}\nThe learner is rebuilt from the newest checkpoint and the record.")
+            self.journal.event("learner_died", {"plan": plan.number, "cause": str(death)})
+            self.learner, self.version = self.hooks.rebuild()
+            return self.train_on(plan, groups)
+        return learned, checksum
+
+    def apply(self, plan: Plan, groups: list[Group], learned: Learned, checksum: str) -> None:
+        """Records what the plan did, before anybody sees the new weights."""
+        staleness = max(self.version - oldest_version(group) for group in groups)
+        self.version = plan.number
+        self.flow.version = plan.number
+        metrics = plan_metrics(groups, learned, staleness=staleness, tally=self.flow.tally)
+        metrics |= self.timer.finish() | self.hooks.extra_metrics()
+        self._redo_s += metrics["time/learn"]
+        if learned.num_skipped and not learned.num_steps:
+            self._non_finite += 1
+            self.journal.mark_skipped(plan.number, reason="non-finite loss or gradient")
+        else:
+            self._non_finite = 0
+            self.journal.mark_applied(plan.number, checksum=checksum, metrics=metrics)
+        self._no_signal = 0 if learned.had_signal else self._no_signal + 1
+        self.flow.reset_tally()
+        self.hooks.on_plan(plan, metrics)
+
+    def publish(self) -> None:
+        """Makes the current weights what every engine serves from its next slice on."""
+        started = time.perf_counter()
+        self._published[self.version] = self.learner.publish(version=self.version, lineage=self.lineage)
+        self.exchange.pool.serve(self.version)
+        self.timer.carry_sync(time.perf_counter() - started)
+
+    def check(self, plan: Plan, learned: Learned) -> None:
+        """Stops a run that only looks as if it trained."""
+        if self._non_finite >= MAX_NON_FINITE:
+            raise TrainingStopped(
+                f"{self._non_finite} plans in a row met a non-finite loss or gradient; the last trained on tasks "
+                f"{list(plan.tasks)}. The weights are those before them. Lower learner.lr or learner.max_grad_norm"
+            )
+        if self._no_signal >= MAX_NO_SIGNAL:
+            raise TrainingStopped(
+                f"{self._no_signal} plans in a row carried no signal: every group had equal rewards. Make the tasks "
+                "easier or harder, raise rollout.group_size, or look at the reward with `cauce check`"
+            )
+        on_policy = self.recipe.buffer.max_staleness == 0 and self.recipe.buffer.max_reuse == 1
+        if on_policy and learned.first_log_ratio > self._tolerance:
+            raise TrainingStopped(
+                f"plan {plan.number}: sampler and learner disagree: mean |log ratio| {learned.first_log_ratio:.2e} is "
+                f"above {self._tolerance:.0e} for engine.dtype={self.recipe.engine.dtype!r} and "
+                f"learner.dtype={self.recipe.learner.dtype!r}. Try fp32 for both"
+            )
+
+    def evaluate_if_due(self) -> None:
+        every = self.recipe.eval.every
+        is_last = self.version >= self.recipe.run.plans
+        if is_last or (every and self.version % every == 0):
+            self.hooks.evaluate(self.version)
+
+    def checkpoint_if_due(self) -> None:
+        """Due by count, or when redoing what came since the last one would take too long; always at the end."""
+        settings = self.recipe.checkpoint
+        due = self.version % settings.every == 0 if settings.every else self._redo_s >= settings.max_redo_s
+        if due or self.version >= self.recipe.run.plans or self.hooks.should_stop():
+            self.hooks.on_phase("checkpoint", 0, 1)
+            path = self.learner.save_checkpoint(run_dir=self.run_dir, plan=self.version, keep=settings.keep)
+            self.journal.record_checkpoint(self.version, path)
+            self._redo_s = 0.0
+
+    def _capacity(self) -> int:
+        return capacity(
+            max_staleness=self.recipe.buffer.max_staleness,
+            version=self.version,
+            groups_per_plan=self.recipe.learner.tasks_per_plan,
+            **self.journal.occupancy(),
+        )
+
+    def _is_decided(self, tasks: tuple[int, ...]) -> bool:
+        """Synchronous plans wait for every lower-numbered task, so that they never depend on arrival."""
+        if self.recipe.buffer.max_staleness > 0:
+            return True
+        return not any(task < max(tasks) for task in self.flow.undecided())
+
+    def _drop_stale(self) -> None:
+        for task in self.buffer.stale(version=self.version, max_staleness=self.recipe.buffer.max_staleness):
+            self.buffer.remove(task)
+            self.journal.drop(task, "stale", detail=f"at version {self.version}")
+
+    def _check_served(self) -> None:
+        """What the engines say they serve must be, by content, what the learner published."""
+        for worker, (version, found) in self.exchange.served.items():
+            stated = self._published.get(version)
+            if stated is not None and stated != found:
+                raise WeightsError(f"{worker} serves version {version} with content {found}, published was {stated}")
+
+
+def oldest_version(group: Group) -> int:
+    """The oldest policy version that any token of the group was sampled from."""
+    return min(int(s.completion.versions.min()) for s in group.samples if len(s.completion.versions))

@@ -1,0 +1,167 @@
+"""The stage `rl`: train, resume, replay - each from a recipe or a run folder to its result. What happens in between is
+in run.py; what must be found out before any process starts is in prepare.py.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cauce.errors import RecipeError
+from cauce.journal import Journal
+from cauce.metrics.observer import NullObserver, Observer
+from cauce.recipe.dump import dump_toml
+from cauce.recipe.load import apply_overrides, load_resolved, semantic_differences
+from cauce.recipe.models import Recipe
+from cauce.runtime.recovery import redo
+from cauce.runtime.session import Session
+from cauce.stages.prepare import Prepared, prepare
+from cauce.stages.run import run, session_plan
+
+Rows = str | Iterable[Mapping[str, Any]]
+RewardLike = Callable[..., Any] | Sequence[Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """What a replay found: the first plan whose weights differ from the record, or None."""
+
+    plans: int
+    divergent_plan: int | None
+
+
+def train(
+    recipe: Recipe,
+    *,
+    name: str = "",
+    rows: Rows | None = None,
+    test_rows: Rows | None = None,
+    reward: RewardLike | None = None,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Runs a recipe from its beginning and returns what summary.json holds.
+
+    Args:
+        name: what the run folder is called if run.name is empty, with the time.
+        rows, test_rows: data in place of data.train and data.test.
+        reward: a callable (or several) in place of reward.fn.
+    """
+    prepared = prepare(recipe, rows=rows, test_rows=test_rows, reward=reward)
+    run_dir = _new_run_dir(recipe, name or "run")
+    (run_dir / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
+    (run_dir / "recipe.json").write_text(recipe.model_dump_json(indent=1), encoding="utf-8")
+    meta = {
+        "run_id": uuid.uuid4().hex[:8],
+        "lineage": "0",
+        "max_reuse": str(recipe.buffer.max_reuse),
+        "group_size": str(recipe.rollout.group_size),
+        "made_from_python": str(reward is not None or rows is not None),
+        **prepared.digests,
+    }
+    with Journal.create(run_dir, meta=meta) as journal:
+        return run(prepared, journal, run_dir, observer or NullObserver())
+
+
+def resume(
+    run_dir: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    rows: Rows | None = None,
+    test_rows: Rows | None = None,
+    reward: RewardLike | None = None,
+    observer: Observer | None = None,
+    takeover: bool = False,
+) -> dict[str, Any]:
+    """Goes on with a run after any stop. Runtime keys may change; a semantic one is refused.
+
+    Raises:
+        RecipeError: when a semantic key, the model or the data is not that of the run.
+        FencedError: when another process owns the run.
+    """
+    run_dir = Path(run_dir)
+    recipe = changed_recipe(run_dir, overrides)
+    with Journal.open(run_dir, takeover=takeover) as journal:
+        if journal.meta["made_from_python"] == "True" and reward is None and not recipe.reward.names:
+            raise RecipeError(
+                f"{run_dir} was started from Python with a reward of its own; resume it there: "
+                f"Trainer.resume({str(run_dir)!r}, reward=...)"
+            )
+        prepared = prepare(recipe, rows=rows, test_rows=test_rows, reward=reward)
+        _same_as_recorded(journal, prepared)
+        (run_dir / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
+        return run(prepared, journal, run_dir, observer or NullObserver())
+
+
+def replay(run_dir: str | Path, *, observer: Observer | None = None) -> ReplayResult:
+    """Trains again from the initial weights on the record alone, and compares every checksum."""
+    run_dir = Path(run_dir)
+    watcher = observer or NullObserver()
+    recipe = load_resolved(run_dir)
+    with Journal.read_only(run_dir) as journal:
+        prepared = prepare(recipe, needs_data=False)
+        plan = session_plan(prepared, journal, run_dir, epoch=1)
+        last = journal.last_plan
+        with Session(
+            plan,
+            reward=None,
+            on_event=lambda kind, detail: None,
+            on_note=watcher.on_note,
+            only_learner=True,
+        ) as session:
+            result = redo(
+                session.fresh_learner(),
+                journal=journal,
+                algorithm=prepared.algorithm,
+                after=0,
+                on_plan=lambda number: watcher.on_phase("replay", number, last),
+            )
+    divergent = None if result.divergence is None else result.divergence.plan
+    return ReplayResult(plans=result.num_redone, divergent_plan=divergent)
+
+
+def changed_recipe(run_dir: Path, overrides: Sequence[str]) -> Recipe:
+    """The run's recipe with runtime keys changed.
+
+    Raises:
+        RecipeError: when a semantic key would change; the text says what to do instead.
+    """
+    recorded = load_resolved(run_dir)
+    recipe = apply_overrides(recorded, overrides)
+    changes = [str(change) for change in semantic_differences(recorded, recipe)]
+    if recipe.run.plans != recorded.run.plans and recorded.learner.schedule != "constant":
+        changes.append(
+            f"run.plans: {recorded.run.plans} -> {recipe.run.plans} (learner.schedule={recorded.learner.schedule!r} "
+            "spreads the learning rate over all plans)"
+        )
+    if changes:
+        raise RecipeError(
+            f"{run_dir} cannot go on with other settings that shape its weights: {'; '.join(changes)}. "
+            "Resume it as it is, or start a new run"
+        )
+    return recipe
+
+
+def _new_run_dir(recipe: Recipe, name: str) -> Path:
+    folder = Path(recipe.run.dir) / (recipe.run.name or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if folder.exists() and any(folder.iterdir()):
+        if recipe.run.name:
+            raise RecipeError(
+                f"run.name={recipe.run.name!r}: {folder} exists already. Go on with it by `cauce resume {folder}`, "
+                "or choose another run.name"
+            )
+        folder = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:4]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _same_as_recorded(journal: Journal, prepared: Prepared) -> None:
+    """Another model or other data under an old record would train on nonsense without a word."""
+    for key, what in (("model_digest", "model.path"), ("data_digest", "data.train")):
+        recorded, found = journal.meta[key], prepared.digests[key]
+        if recorded != found:
+            raise RecipeError(
+                f"{what} is not what this run began with: its content has digest {found[:12]}, recorded is "
+                f"{recorded[:12]}. Put the original back, or start a new run"
+            )

@@ -1,0 +1,250 @@
+"""One run of the stage `rl`, from wherever its record stands to its end: the trainer with its hooks, and the files that
+it leaves in the run folder.
+
+    RUN/recipe.toml journal.db payloads/ checkpoints/ model/ metrics.jsonl summary.json eval/ tensorboard/ logs/
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cauce.errors import TrainingStopped
+from cauce.journal import Buffer, Journal
+from cauce.metrics.observer import Observer, Observers, RunInfo
+from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
+from cauce.metrics.tensorboard import TensorBoardWriter
+from cauce.metrics.writer import MetricsWriter, read_metrics
+from cauce.runtime.evaluation import Evaluation, write_records
+from cauce.runtime.flow import FlowSettings, RolloutFlow
+from cauce.runtime.recovery import rebuild
+from cauce.runtime.session import Session, SessionPlan
+from cauce.runtime.trainer import Hooks, Trainer, oldest_version
+from cauce.runtime.world import SystemClock
+from cauce.stages.prepare import Prepared
+from cauce.stages.stopping import StopSwitch
+from cauce.types import Group, Plan
+
+
+def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer) -> dict[str, Any]:
+    """A run from wherever its record stands to its end."""
+    began = time.time()
+    writer = MetricsWriter(run_dir)
+    boards = [TensorBoardWriter(run_dir)] if prepared.recipe.logging.tensorboard else []
+    watcher = Observers([writer, *boards, observer])
+    status, details, peak = "failed", {}, 0.0
+    try:
+        plan = session_plan(prepared, journal, run_dir, epoch=journal.owner.epoch)
+        with (
+            StopSwitch(watcher.on_note) as switch,
+            Session(
+                plan,
+                reward=prepared.reward,
+                on_event=lambda kind, detail: _tell_event(journal, watcher, kind, detail),
+                on_note=watcher.on_note,
+            ) as session,
+        ):
+            watcher.on_start(_info(prepared, session, run_dir))
+            training = _Training(prepared, journal, run_dir, watcher, session, switch)
+            try:
+                status = training.train()
+                details = training.details()
+            finally:
+                peak = session.sample_memory(every_s=0.0)
+    except (Exception, KeyboardInterrupt) as error:
+        details = {**details, "failure": f"{type(error).__name__}: {error}"}
+        status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        raise
+    finally:
+        summary = _summary(prepared, run_dir, status=status, began=began, peak=peak, details=details)
+        watcher.on_end(summary)
+    return summary
+
+
+class _Training:
+    """The trainer with its hooks: evaluation, reporting, rebuilding a learner."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        journal: Journal,
+        run_dir: Path,
+        watcher: Observer,
+        session: Session,
+        switch: StopSwitch,
+    ) -> None:
+        assert prepared.source is not None
+        self.prepared, self.journal, self.run_dir = prepared, journal, run_dir
+        self.watcher, self.session, self.switch = watcher, session, switch
+        recipe = prepared.recipe
+        self.buffer = Buffer(
+            capacity=(recipe.buffer.max_staleness + 1) * recipe.learner.tasks_per_plan,
+            max_reuse=recipe.buffer.max_reuse,
+            sampling=recipe.buffer.sampling,
+            seed=recipe.run.seed,
+            num_draws=journal.last_plan,
+        )
+        self.buffer.restore(journal.accepted())
+        self.flow = RolloutFlow(
+            journal=journal,
+            pool=session.pool,
+            rewards=session.rewards,
+            source=prepared.source,
+            settings=FlowSettings(
+                group_size=recipe.rollout.group_size,
+                sampling=prepared.sampling,
+                dynamic_sampling=recipe.algorithm.dynamic_sampling,
+                max_failure_rate=recipe.reward.max_failure_rate,
+                max_steps=recipe.run.plans,
+            ),
+            clock=SystemClock(),
+            on_ready=self._on_ready,
+        )
+        session.exchange.training = self.flow
+
+    def train(self) -> str:
+        """Trains to the end or to a stop, and returns how it ended."""
+        learner, version = self._rebuild()
+        self.flow.version = version
+        trainer = Trainer(
+            recipe=self.prepared.recipe,
+            algorithm=self.prepared.algorithm,
+            journal=self.journal,
+            buffer=self.buffer,
+            flow=self.flow,
+            exchange=self.session.exchange,
+            learner=learner,
+            version=version,
+            lineage=self.journal.meta["lineage"],
+            tolerance=self.prepared.tolerance,
+            run_dir=str(self.run_dir),
+            hooks=Hooks(
+                rebuild=self._rebuild,
+                evaluate=self._evaluate,
+                on_plan=self._on_plan,
+                on_phase=self._on_phase,
+                on_note=self.watcher.on_note,
+                should_stop=lambda: self.switch.is_set,
+                extra_metrics=lambda: {"memory_mb": self.session.sample_memory()},
+            ),
+        )
+        trainer.train()
+        if trainer.version == 0:
+            raise TrainingStopped("the run ended without one plan trained")
+        trainer.learner.save_model(folder=str(self.run_dir / "model"))
+        if trainer.version < self.prepared.recipe.run.plans:
+            return "stopped"
+        self.journal.finish()
+        return "finished"
+
+    def details(self) -> dict[str, Any]:
+        counts = self.journal.counts()
+        return {"tasks": counts, "drops": self.journal.drops(), "journal_commits": self.journal.num_commits}
+
+    def _on_ready(self, group: Group) -> None:
+        self.buffer.put(group.task, version=oldest_version(group))
+
+    def _rebuild(self) -> tuple[Any, int]:
+        learner = self.session.fresh_learner()
+        fingerprint = json.dumps(learner.status()["fingerprint"], sort_keys=True)
+        recorded = self.journal.meta.get("fingerprint", fingerprint)
+        self.journal.set_meta("fingerprint", fingerprint)
+        result = rebuild(
+            learner,
+            run_dir=self.run_dir,
+            journal=self.journal,
+            algorithm=self.prepared.algorithm,
+            same_fingerprint=recorded == fingerprint,
+            on_note=self.watcher.on_note,
+            on_plan=lambda number: self._on_phase("redo", number, self.journal.last_plan),
+        )
+        if result.divergence is not None:
+            self.journal.set_meta("lineage", str(int(self.journal.meta["lineage"]) + 1))
+        return learner, result.version
+
+    def _evaluate(self, version: int) -> None:
+        if not self.prepared.test_rows:
+            return
+        recipe = self.prepared.recipe
+        name = "before" if version == 0 else "after" if version >= recipe.run.plans else f"plan_{version:06d}"
+        assert self.prepared.source is not None
+        result = Evaluation(
+            self.session.exchange,
+            self.prepared.source,
+            rows=self.prepared.test_rows,
+            sampling=self.prepared.eval_sampling,
+            step=version,
+            max_steps=recipe.run.plans,
+            on_phase=self._on_phase,
+        ).run()
+        write_records(result, self.run_dir / "eval" / f"{name}.jsonl")
+        self.watcher.on_eval(version, "test", result.accuracy)
+
+    def _on_plan(self, plan: Plan, metrics: dict[str, float]) -> None:
+        self.watcher.on_plan(plan.number, metrics)
+
+    def _on_phase(self, name: str, done: int, total: int) -> None:
+        self.session.sample_memory()
+        self.watcher.on_phase(name, done, total)
+
+
+def session_plan(prepared: Prepared, journal: Journal, run_dir: Path, *, epoch: int) -> SessionPlan:
+    return SessionPlan(
+        recipe=prepared.recipe,
+        algorithm=prepared.algorithm,
+        model_path=prepared.model_path,
+        model_bytes=prepared.model_bytes,
+        run_id=journal.meta["run_id"],
+        run_dir=run_dir,
+        owner_epoch=epoch,
+        lineage=journal.meta["lineage"],
+        total_steps=prepared.total_steps,
+        slots=prepared.recipe.engine.slots,
+    )
+
+
+def _info(prepared: Prepared, session: Session, run_dir: Path) -> RunInfo:
+    recipe = prepared.recipe
+    return RunInfo(
+        run_dir=run_dir,
+        recipe_name=run_dir.name,
+        model=recipe.model.path,
+        num_plans=recipe.run.plans,
+        algorithm=recipe.algorithm.name,
+        cluster=session.cluster.how,
+        dashboard=session.cluster.dashboard,
+        eval_tasks=len(prepared.test_rows),
+    )
+
+
+def _tell_event(journal: Journal, watcher: Observer, kind: str, detail: dict[str, str]) -> None:
+    journal.event(kind, detail)
+    watcher.on_note(detail.get("cause", kind))
+
+
+def _summary(
+    prepared: Prepared, run_dir: Path, *, status: str, began: float, peak: float, details: Mapping[str, Any]
+) -> dict[str, Any]:
+    recipe = prepared.recipe
+    facts = {
+        "model": recipe.model.path,
+        "algorithm": recipe.algorithm.name,
+        "seed": recipe.run.seed,
+        **prepared.digests,
+        **environment(),
+        **details,
+    }
+    summary = build_summary(
+        read_metrics(run_dir),
+        run=str(run_dir),
+        status=status,
+        num_plans=recipe.run.plans,
+        wall_s=time.time() - began,
+        before=eval_stats(read_eval(run_dir / "eval" / "before.jsonl")),
+        after=eval_stats(read_eval(run_dir / "eval" / "after.jsonl")),
+        peak_memory_mb=peak,
+        details=facts,
+    )
+    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1, default=str), encoding="utf-8")
+    return summary

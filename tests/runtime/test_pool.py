@@ -1,0 +1,114 @@
+"""The rollout pool against scripted workers and a scripted clock."""
+
+import pytest
+
+from cauce.errors import WorkerError
+from cauce.runtime.pool import DEATHS_IN_A_ROW, RolloutPool
+from cauce.runtime.roles import RolloutWorker
+from tests.fakes import ROOM, FakeClock, ScriptedRollout, ScriptedWorkers, request
+
+
+class Rig:
+    """A pool of `size` workers whose scripts are given by name."""
+
+    def __init__(self, size: int, scripts: dict[str, list[str]] | None = None, default: str = "") -> None:
+        self.clock = FakeClock()
+        self.made: dict[str, ScriptedRollout] = {}
+        self.events: list[tuple[str, dict[str, str]]] = []
+        self.workers = ScriptedWorkers(lambda name: self.make(name, scripts or {}, default))
+        self.workers.now = self.clock.now
+        self.pool = RolloutPool(
+            self.workers,
+            start=lambda name: self.workers.start(
+                RolloutWorker, name=name, role="rollout", resources=ROOM, kwargs={}
+            ),
+            size=size,
+            clock=self.clock,
+            owner_epoch=1,
+            hang_s=60.0,
+            note=lambda kind, detail: self.events.append((kind, detail)),
+        )
+        self.pool.fill()
+
+    def make(self, name: str, scripts: dict[str, list[str]], default: str) -> ScriptedRollout:
+        self.made[name] = ScriptedRollout(scripts.get(name, [default] if default else []))
+        return self.made[name]
+
+    def turn(self):  # noqa: ANN201
+        return self.pool.take(self.workers.wait(self.pool.calls(), timeout_s=1.0))
+
+
+def test_requests_spread_over_workers_and_every_answer_comes_back_once() -> None:
+    rig = Rig(2)
+    for task in range(4):
+        rig.pool.submit(request(task))
+    news = rig.turn()
+    assert sorted((c.task, c.index) for c in news.completions) == [(t, i) for t in range(4) for i in (0, 1)]
+    assert rig.pool.is_idle()
+    assert rig.turn().completions == []
+
+
+def test_a_death_reports_exactly_the_missing_answers_and_is_replaced() -> None:
+    rig = Rig(1, {"rollout-0": ["die"]})
+    rig.pool.submit(request(7, indices=(1, 3)))
+    news = rig.turn()
+    assert [(item.request.task, item.indices) for item in news.lost] == [(7, (1, 3))]
+    assert "scripted death" in news.lost[0].cause
+    assert rig.events[0][0] == "worker_died"
+    rig.pool.submit(request(7, indices=news.lost[0].indices))
+    assert {(c.task, c.index) for c in rig.turn().completions} == {(7, 1), (7, 3)}
+    assert rig.workers.started == ["rollout-0", "rollout-1"]
+
+
+def test_a_worker_that_is_silent_too_long_is_killed_and_its_work_is_lost() -> None:
+    rig = Rig(1)
+    rig.workers.held.add("rollout-0")
+    rig.pool.submit(request(1))
+    assert rig.turn().lost == []
+    rig.clock.time += 61.0
+    news = rig.turn()
+    assert rig.workers.killed == ["rollout-0"]
+    assert news.lost[0].indices == (0, 1)
+    assert "no word for 60 s" in news.lost[0].cause
+
+
+def test_deaths_in_a_row_stop_the_run_with_the_last_cause() -> None:
+    rig = Rig(1, default="die")
+    with pytest.raises(WorkerError, match="died in a row without one answer.*scripted death"):
+        for task in range(DEATHS_IN_A_ROW + 2):
+            rig.pool.submit(request(task))
+            rig.clock.time += 100.0
+            rig.turn()
+    assert len(rig.workers.started) == DEATHS_IN_A_ROW
+
+
+def test_the_second_death_in_a_row_asks_for_a_pause() -> None:
+    rig = Rig(1, default="die")
+    rig.pool.submit(request(0))
+    rig.turn()
+    rig.pool.submit(request(0))
+    rig.turn()
+    rig.pool.submit(request(0))
+    assert rig.pool.calls() == []
+    rig.clock.time += 40.0
+    assert len(rig.pool.calls()) == 1
+
+
+def test_the_version_to_serve_travels_with_the_next_call() -> None:
+    rig = Rig(1)
+    rig.pool.submit(request(0))
+    rig.turn()
+    rig.pool.serve(3)
+    rig.pool.submit(request(1))
+    assert all(int(v) == 3 for c in rig.turn().completions for v in c.versions)
+    assert rig.made["rollout-0"].versions == [0, 3]
+
+
+def test_a_cancelled_task_brings_no_answers() -> None:
+    rig = Rig(1, {"rollout-0": ["wait"]})
+    rig.pool.submit(request(5))
+    rig.turn()
+    rig.pool.cancel(5)
+    news = rig.turn()
+    assert news.completions == []
+    assert rig.made["rollout-0"].cancelled == [5]
