@@ -1,7 +1,7 @@
 """Tiny random models and a byte tokenizer, saved as ordinary Hugging Face folders; shared by all tests.
 
-A tiny model has two layers, float32 weights and a vocabulary of the 256 bytes and a few special tokens, so that every
-test runs on a CPU in milliseconds and reads as text what a model samples.
+A tiny model has two layers, float32 weights and a vocabulary of the 256 bytes and a few special tokens, so
+that every test runs on a CPU in milliseconds and reads as text what a model samples.
 """
 
 from pathlib import Path
@@ -27,13 +27,14 @@ EOS_ID = 256 + SPECIAL_TOKENS.index("<|im_end|>")
 SLIDING_WINDOW = 8
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per byte (id 0-255, in the byte-level alphabet's order) and four special tokens."""
+    """One token per byte (ids 0-255, in the order of the byte-level alphabet) and four special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -85,7 +86,14 @@ def tiny_model(
 
 
 def tiny_config(
-    kind: str, vocab: int, layers: int, hidden: int, heads: int, kv_heads: int, context: int, config: dict[str, Any]
+    kind: str,
+    vocab: int,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    context: int,
+    config: dict[str, Any],
 ) -> PreTrainedConfig:
     """The transformers config of one kind of tiny model."""
     ids = {"eos_token_id": EOS_ID, "pad_token_id": 256, "bos_token_id": None}

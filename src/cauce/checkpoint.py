@@ -1,9 +1,8 @@
 """Checkpoints on disk: RUN/checkpoints/plan_000010/, there whole or not at all.
-
-A checkpoint is written beside (`plan_000010.tmp-<pid>`), every file and the folder are fsynced, a list of the files
-with their sizes is written last, and one rename makes it visible. Only after `save` returns may the caller record it.
-What stands in a folder is the learner's; when a checkpoint is due, and which one a run goes on from, is the caller's.
-"""
+ A checkpoint is written beside (`plan_000010.tmp-<pid>`), every file and the folder are fsynced, a list of
+the files with their sizes is written last, and one rename makes it visible. Only after `save` returns may the
+caller record it. What stands in a folder is the learner's; when a checkpoint is due, and which one a run goes
+on from, is the caller's."""
 
 import json
 import os
@@ -74,14 +73,14 @@ def latest(run_dir: Path) -> tuple[int, Path] | None:
     )
     if leftovers:
         raise CheckpointError(
-            f"{parent} holds {', '.join(leftovers[:5])} but no complete checkpoint; restore one, or move the folder "
-            "away to start from the initial weights"
+            f"{parent} holds {', '.join(leftovers[:5])} but no complete checkpoint; restore one, or move the "
+            "folder away to start from the initial weights"
         )
     return None
 
 
 def prune(run_dir: Path, *, keep: int) -> list[int]:
-    """Delete all but the newest `keep` whole checkpoints, and what interrupted saves left; returns what went."""
+    """Delete all but the newest `keep` whole checkpoints, and what interrupted saves left."""
     if keep < 1:
         raise ValueError(f"keep is {keep}: keep at least 1 checkpoint")
     gone = list(complete(run_dir).items())[:-keep]

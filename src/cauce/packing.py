@@ -1,13 +1,13 @@
 """Packing: the answers of a step, cut into micro-batches in which each group's prompt stands once.
 
-    [prompt of group 0 | answer | answer | ... | prompt of group 1 | answer | ...]     one flat row of N tokens
-
-Position ids restart at every prompt, and each answer goes on where its prompt ends. The layout also says which
-position predicts which trained token, so that logits are made for those alone; the first token of every answer is
-predicted by the last token of its prompt. Tokens behind the last trained one of an answer predict nothing and are
-left out, so an answer of T trained tokens costs T - 1. Nothing is ever truncated: an answer that is over budget by
-itself gets a micro-batch of its own. Sequences without a trained token are left out here; the global counts that the
-loss is divided by are made elsewhere, from all of them.
+    [prompt of group 0 | answer | answer | ... | prompt of group 1 | answer | ...]     one flat row of N
+    tokens
+ Position ids restart at every prompt, and each answer goes on where its prompt ends. The layout also says
+which position predicts which trained token, so that logits are made for those alone; the first token of every
+answer is predicted by the last token of its prompt. Tokens behind the last trained one of an answer predict
+nothing and are left out, so an answer of T trained tokens costs T - 1. Nothing is ever truncated: an answer
+that is over budget by itself gets a micro-batch of its own. Sequences without a trained token are left out
+here; the global counts that the loss is divided by are made elsewhere, from all of them.
 
 Between advantages and the packed forward. NumPy only: models/packed_attention.py turns a layout into tensors.
 """
@@ -25,8 +25,8 @@ from cauce.types import TrainSequence
 class PackedBatch:
     """One micro-batch. M counts its trained tokens, A its answers, G its prompts.
 
-    `rows` are the places of the answers in the list that was packed; `collect` and `scatter` use that same list.
-    """
+    `rows` are the places of the answers in the list that was packed; `collect` and `scatter` use that same
+    list."""
 
     token_ids_N: np.ndarray  # int64
     position_ids_N: np.ndarray  # int64
@@ -49,12 +49,12 @@ class PackedBatch:
         return len(self.target_M)
 
     def collect(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Pick the trained tokens' entries out of per-token arrays, one array per packed sequence: float32 [M]."""
+        """Pick the trained tokens' entries out of per-token arrays, one per packed sequence: float32 [M]."""
         parts = [values[row][self.offset_M[span]] for row, span in self._spans()]
         return np.concatenate(parts).astype(np.float32, copy=False)
 
     def scatter(self, value_M: np.ndarray, into: Sequence[np.ndarray]) -> None:
-        """Write values of trained tokens to their places in per-token arrays; the other places stay as they are."""
+        """Write values of trained tokens to their places in per-token arrays; the rest stays as it is."""
         if len(value_M) != self.num_trained:
             raise ValueError(f"{len(value_M)} values for {self.num_trained} trained tokens")
         for row, span in self._spans():
@@ -70,11 +70,11 @@ class PackedBatch:
 def pack(
     sequences: Sequence[TrainSequence], token_budget: int, *, share_prompts: bool = True
 ) -> list[PackedBatch]:
-    """Cut sequences into micro-batches of at most `token_budget` packed tokens, groups in order of appearance.
+    """Cut sequences into micro-batches of at most `token_budget` packed tokens, groups in order of
+    appearance.
 
-    A group over budget is split by answers and its prompt repeated. Without `share_prompts` every answer brings a
-    prompt of its own, which is the layout for models that cannot share one.
-    """
+    A group over budget is split by answers and its prompt repeated. Without `share_prompts` every answer
+    brings a prompt of its own, which is the layout for models that cannot share one."""
     if token_budget < 1:
         raise ValueError(f"token_budget is {token_budget}: set at least 1")
     batches: list[PackedBatch] = []
@@ -94,7 +94,7 @@ def pack(
 
 
 def _groups(sequences: Sequence[TrainSequence]) -> list[list[int]]:
-    """Rows with something to train, gathered by group; checks what must hold for a group to share its prompt."""
+    """Rows with something to train, by group; checks what must hold for a group to share its prompt."""
     groups: dict[int, list[int]] = {}
     for row, sequence in enumerate(sequences):
         if not sequence.mask.any():

@@ -122,17 +122,19 @@ def test_a_template_call_that_returns_a_dict_raises() -> None:
 def test_a_template_that_refuses_names_the_row() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(DataError, match="row train:0: the model's chat template refused it .no system role"):
+    with pytest.raises(DataError, match=r"row train:0: .* refused it .no system role"):
         environment(tokenizer).render(row("hi"))
 
 
 def test_long_prompts_are_counted_whole_and_none_fitting_is_an_error() -> None:
-    short = environment(chat_template=False, max_prompt_tokens=6)
-    survey = survey_prompts(short, [row("abc"), row("abcdefghij"), row("abcdef")])
+    short = environment(chat_template=False)
+    survey = survey_prompts(short, [row("abc"), row("abcdefghij"), row("abcdef")], limit=6)
     assert (survey.longest, survey.too_long) == (10, (1,))
     assert len(short.render(row("abcdefghij")).token_ids) == 10  # rendered as it is, never cut
-    with pytest.raises(DataError, match=r"all 2 prompts .* the shortest has 10 tokens"):
-        survey_prompts(short, [row("abcdefghij")] * 2)
+    with pytest.raises(
+        DataError, match=r"all 2 prompts are longer than 6 tokens; the shortest has 10 tokens"
+    ):
+        survey_prompts(short, [row("abcdefghij")] * 2, limit=6)
 
 
 def test_answer_text_drops_the_stop_token_and_special_tokens_only() -> None:

@@ -198,3 +198,39 @@ def test_a_full_disk_stops_the_run_and_it_resumes_when_there_is_room(tmp_path: P
         assert journal.next_task_id == stored
         assert [journal.task(i).row.id for i in journal.tasks()] == [f"train:{i}" for i in range(stored)]
         admit(journal, 20)
+
+
+def test_payloads_are_synced_before_the_rows_that_point_at_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kill can show this, since the page cache outlives a process; so the order of calls is recorded."""
+    order: list[str] = []
+    fsync = os.fsync
+
+    def recording_fsync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        order.append(
+            f"sync {name} at {os.fstat(descriptor).st_size}" if name.endswith(".bin") else f"sync {name}"
+        )
+        fsync(descriptor)
+
+    def record_end(statement: str) -> None:
+        if statement == "COMMIT":
+            order.append(statement)
+
+    with new_journal(tmp_path) as journal:
+        payloads = tmp_path / "payloads" / "000001-0001.bin"
+        monkeypatch.setattr(os, "fsync", recording_fsync)
+        journal._connection.set_trace_callback(record_end)
+        admit(journal, 1)
+        first = payloads.stat().st_size
+        assert order == ["sync payloads", f"sync {payloads.name} at {first}", "COMMIT"]
+        order.clear()
+        make_ready(journal, 0)
+        assert order == [f"sync {payloads.name} at {payloads.stat().st_size}", "COMMIT"]
+        assert payloads.stat().st_size > first
+        order.clear()
+        journal.event("no payload", {})
+        assert order == ["COMMIT"]
+        assert journal._connection.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+        assert journal._connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"

@@ -325,7 +325,7 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 JournalMachine.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=10,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

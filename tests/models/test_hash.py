@@ -1,5 +1,7 @@
 """The checksum of weights: independent of cuts and order, sensitive to everything else."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def test_shards_add_up_to_the_whole() -> None:
     whole = tensor_sum(tensor)
     for cuts in ([1], [7, 8], [1000, 32_768, 39_999]):
         edges = [0, *cuts, len(tensor)]
-        parts = [tensor_sum(tensor[a:b], first_byte=a * 16) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        parts = [tensor_sum(tensor[a:b], first_byte=a * 16) for a, b in itertools.pairwise(edges)]
         assert sum(parts) % 2**64 == whole
 
 

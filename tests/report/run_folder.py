@@ -13,6 +13,7 @@ from tests.tiny import EOS_ID, byte_tokenizer
 
 GROUP_SIZE = 4
 TASKS_PER_PLAN = 2
+TOKENIZER = byte_tokenizer()
 HOSTILE = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'>"
 UNICODE = "caf\u00e9 \U0001f600\nsecond line"
 RECIPE = '[model]\npath = "tiny"\n\n[data]\nsystem = "</pre><script>window.broken = 3</script>"\n'
@@ -22,7 +23,7 @@ def make_run(run_dir: Path, *, num_plans: int, evaluates: bool = True, ends: boo
     """A run of `num_plans` plans; one that does not evaluate, or did not end, lacks what such a run lacks."""
     run_dir.mkdir(parents=True)
     (run_dir / "recipe.toml").write_text(RECIPE)
-    byte_tokenizer().save_pretrained(run_dir / "model")
+    TOKENIZER.save_pretrained(run_dir / "model")
     _write_journal(run_dir, num_plans)
     writer = MetricsWriter(run_dir, clock=lambda: 1e9)
     if evaluates:
@@ -153,4 +154,4 @@ def _write_summary(run_dir: Path, num_plans: int) -> None:
 
 
 def _ids(text: str) -> np.ndarray:
-    return np.asarray(byte_tokenizer().encode(text, add_special_tokens=False), dtype=np.int32)
+    return np.asarray(TOKENIZER.encode(text, add_special_tokens=False), dtype=np.int32)

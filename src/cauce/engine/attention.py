@@ -1,10 +1,11 @@
 """The attention function that the native engine registers with transformers, and what it computes.
 
-A model runs its own forward; where it attends, transformers calls `engine_attention`, which hands queries, keys and
-values to the plan passed through the forward's keyword arguments. A PrefillPlan attends inside each prompt of a packed
-row and keeps the keys and values; a DecodePlan writes one new key per slot into the slot cache and attends over the
-live part of it. Masks are made from positions, one per window size, so that sliding windows stay sliding. Left out on
-purpose: attention sinks and models that do not attend through transformers' interface; both are refused with words.
+A model runs its own forward; where it attends, transformers calls `engine_attention`, which hands queries,
+keys and values to the plan passed through the forward's keyword arguments. A PrefillPlan attends inside each
+prompt of a packed row and keeps the keys and values; a DecodePlan writes one new key per slot into the slot
+cache and attends over the live part of it. Masks are made from positions, one per window size, so that
+sliding windows stay sliding. Left out on purpose: attention sinks and models that do not attend through
+transformers' interface; both are refused with words.
 
 Letters: R query heads that share one key head, S slots, L live length, P tokens of all packed prompts.
 """
@@ -63,7 +64,9 @@ def engine_attention(
             "model.set_attn_implementation('sdpa') first"
         )
     if kwargs.get("s_aux") is not None:
-        raise ModelError(f"{type(module).__name__} uses attention sinks, which the native engine does not compute")
+        raise ModelError(
+            f"{type(module).__name__} uses attention sinks, which the native engine does not compute"
+        )
     heads = Heads(
         layer=int(module.layer_idx),  # type: ignore[arg-type]  # set by transformers on every attention module
         query=query,
@@ -95,7 +98,9 @@ class PrefillPlan:
         for length in self.lengths:
             part = slice(start, start + length)
             mask = _prompt_mask(length, heads)
-            attended = _attend(heads.query[:, :, part], heads.key[:, :, part], heads.value[:, :, part], mask, heads)
+            attended = _attend(
+                heads.query[:, :, part], heads.key[:, :, part], heads.value[:, :, part], mask, heads
+            )
             out[:, part] = attended.transpose(1, 2)
             start += length
         return out
@@ -105,8 +110,9 @@ class PrefillPlan:
 class DecodePlan:
     """One new token for each of the first rows of the slot cache.
 
-    `spans` are the runs of rows that attend over the same length: one span over the longest live length, or, for
-    deterministic decoding, one for each length bucket, so that a row's arithmetic depends on its own length only.
+    `spans` are the runs of rows that attend over the same length: one span over the longest live length, or,
+    for deterministic decoding, one for each length bucket, so that a row's arithmetic depends on its own
+    length only.
     """
 
     cache: SlotCache
@@ -149,20 +155,20 @@ class DecodePlan:
 
 
 def _prompt_mask(length: int, heads: Heads) -> Tensor | None:
-    """None stands for plain causal; a prompt longer than the window, or a cap on scores, needs the mask itself."""
-    slides = heads.window is not None and length > heads.window
-    if not slides and heads.softcap is None:
+    """None stands for plain causal; a prompt beyond the window, or capped scores, need the mask itself."""
+    window = heads.window if heads.window is not None and length > heads.window else None
+    if window is None and heads.softcap is None:
         return None
     position = torch.arange(length, device=heads.query.device)
     hidden = position > position[:, None]
-    if slides:
-        hidden |= position <= position[:, None] - heads.window
+    if window is not None:
+        hidden |= position <= position[:, None] - window
     mask = torch.zeros(length, length, dtype=heads.query.dtype, device=heads.query.device)
     return mask.masked_fill_(hidden, float("-inf"))
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
-    """softmax(scaling * Q K^T + mask) V, with scores capped where the model caps them; mask None is causal."""
+    """softmax(scaling * Q K^T + mask) V, scores capped where the model caps them; mask None is causal."""
     shares = query.shape[1] != key.shape[1]
     if heads.softcap is None:
         return functional.scaled_dot_product_attention(

@@ -1,8 +1,8 @@
 """Keys and values of the slots, one preallocated tensor per layer.
 
-A slot is one row that holds the keys and values of one sample: its prompt's, copied in when the sample is admitted, and
-one more per generated token. Shapes are learned from the first prompt, so that no model's config has to be understood.
-What lies beyond a slot's length is stale but finite, and masked.
+A slot is one row that holds the keys and values of one sample: its prompt's, copied in when the sample is
+admitted, and one more per generated token. Shapes are learned from the first prompt, so that no model's
+config has to be understood. What lies beyond a slot's length is stale but finite, and masked.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class SlotCache:
         self.values: dict[int, Tensor] = {}
 
     def reserve(self, length: int, keys: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> None:
-        """Make room for `length` tokens per slot, shaped like these layers' [Hk, P, D]; old content is kept."""
+        """Make room for `length` tokens per slot, shaped like these layers' [Hk, P, D]; keep old content."""
         if length <= self.capacity:
             return
         self.capacity = -(-length // CAPACITY_STEP) * CAPACITY_STEP

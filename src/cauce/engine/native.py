@@ -1,12 +1,14 @@
-"""The native engine: continuous batching over a slot cache, on any transformers decoder that attends by its interface.
+"""The native engine: continuous batching over a slot cache, on transformers' own decoder models.
 
-A request's prompt is prefilled once; its keys and values are copied to the slots of its samples, which then decode one
-token per step together with whatever else is live. Samples join and leave between steps. A sample's random numbers
-belong to (run seed, task, index), every token carries the version of the weights that drew it, and no prompt is used
-under other weights than it was prefilled with. With `deterministic` every shape that a sample's arithmetic sees depends
-on that sample alone, so that it comes out bitwise the same whatever shares its batch.
+A request's prompt is prefilled once; its keys and values are copied to the slots of its samples, which then
+decode one token per step together with whatever else is live. Samples join and leave between steps. A
+sample's random numbers belong to (run seed, task, index), every token carries the version of the weights that
+drew it, and no prompt is used under other weights than it was prefilled with. With `deterministic` every
+shape that a sample's arithmetic sees depends on that sample alone, so that it comes out bitwise the same
+whatever shares its batch.
 
-Left out on purpose: top-p and top-k (their log-probs are not the policy's), beams, and prompts shared between requests.
+Left out on purpose: top-p and top-k (their log-probs are not the policy's), beams, and prompts shared between
+requests.
 """
 
 import time
@@ -164,14 +166,20 @@ class NativeEngine:
     def _check(self, request: GenerationRequest) -> None:
         sampling, where = request.sampling, f"request for task {request.task}"
         running = {
-            (owner.request.task, int(self._table.index[row])) for row, owner in enumerate(self._table.owner) if owner
+            (owner.request.task, int(self._table.index[row]))
+            for row, owner in enumerate(self._table.owner)
+            if owner
         }
         running |= {(entry.request.task, index) for entry in self._open for index in entry.waiting}
         twice = [i for i in request.indices if (request.task, i) in running or request.indices.count(i) > 1]
         if twice or not request.indices:
-            raise ValueError(f"{where}: indices {request.indices}: each once, and none in flight already ({twice})")
+            raise ValueError(
+                f"{where}: indices {request.indices}: each once, and none in flight already ({twice})"
+            )
         if sampling.max_tokens < 1 or not 0.0 <= sampling.temperature < float("inf"):
-            raise ValueError(f"{where}: max_tokens {sampling.max_tokens} (at least 1), temperature {sampling.temperature}")
+            raise ValueError(
+                f"{where}: max_tokens {sampling.max_tokens} (at least 1), temperature {sampling.temperature}"
+            )
         ids, vocab = request.prompt_ids, self._model.get_input_embeddings().num_embeddings
         if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab:
             raise ValueError(f"{where}: prompt_ids must be 1 or more numbers from 0 to {vocab - 1}")
@@ -224,7 +232,11 @@ class NativeEngine:
         while todo:
             batch = [todo.pop(0)]
             num_tokens = len(batch[0].request.prompt_ids)
-            while todo and not self._deterministic and num_tokens + len(todo[0].request.prompt_ids) <= PREFILL_TOKENS:
+            while (
+                todo
+                and not self._deterministic
+                and num_tokens + len(todo[0].request.prompt_ids) <= PREFILL_TOKENS
+            ):
                 num_tokens += len(todo[0].request.prompt_ids)
                 batch.append(todo.pop(0))
             lengths = [len(entry.request.prompt_ids) for entry in batch]
@@ -238,7 +250,7 @@ class NativeEngine:
             )[0]
             if not plan.keys:
                 raise ModelError(
-                    f"{type(self._model).__name__} does not attend through transformers' attention interface, "
+                    f"{type(self._model).__name__} does not attend through transformers' interface, "
                     "so the native engine cannot run it"
                 )
             for number, (entry, end, length) in enumerate(zip(batch, ends, lengths, strict=True)):
@@ -256,7 +268,9 @@ class NativeEngine:
         """One token for every live sample."""
         table = self._table
         live = np.flatnonzero(table.is_live)
-        num_rows = table.slots if self._deterministic else min(table.slots, -(-len(live) // ROW_STEP) * ROW_STEP)
+        num_rows = (
+            table.slots if self._deterministic else min(table.slots, -(-len(live) // ROW_STEP) * ROW_STEP)
+        )
         position_S = table.length[:num_rows]
         started = time.perf_counter()
         plan = DecodePlan(
@@ -287,8 +301,10 @@ class NativeEngine:
         self._seconds["sample"] += time.perf_counter() - started
         return done
 
-    def _forward(self, ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, *, keep: Tensor | int) -> Tensor:
-        """The model's own forward and head, attending by `plan`; logits of the positions in `keep` (0: all)."""
+    def _forward(
+        self, ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, *, keep: Tensor | int
+    ) -> Tensor:
+        """The model's own forward and head, attending by `plan`; logits of the positions `keep` (0: all)."""
         return self._model(
             input_ids=self._tensor(ids),
             position_ids=self._tensor(positions),
@@ -298,7 +314,7 @@ class NativeEngine:
         ).logits
 
     def _compact(self) -> None:
-        """Move live samples from the highest rows into free lower ones, so that the batch is the first rows."""
+        """Move live samples from the highest rows into free lower ones: the batch is the first rows."""
         is_live = self._table.is_live
         num_live = int(is_live.sum())
         sources = (np.flatnonzero(is_live[num_live:]) + num_live).tolist()
@@ -332,14 +348,14 @@ def _check_state(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
     wrapped = [name for name in wrapped if name not in parameters]
     if wrapped:
         raise WeightsError(
-            f"weights {what}: {wrapped[0]!r} carries the prefix of a wrapper (DDP's 'module.' or torch.compile's "
-            "'_orig_mod.'); publish the unwrapped model's parameters"
+            f"weights {what}: {wrapped[0]!r} carries the prefix of a wrapper (DDP's 'module.', "
+            "torch.compile's '_orig_mod.'); publish the unwrapped model's parameters"
         )
     missing = [name for name in parameters if name not in tensors]
     unknown = [name for name in tensors if name not in parameters]
     if missing or unknown:
         raise WeightsError(
-            f"weights {what}: {len(missing)} parameters are missing (first: {missing[:1]}) and {len(unknown)} are "
+            f"weights {what}: {len(missing)} parameters are missing (first: {missing[:1]}), {len(unknown)} are "
             f"unknown to this model (first: {unknown[:1]}); names must match exactly, a tied parameter once"
         )
     for name, parameter in parameters.items():

@@ -1,7 +1,8 @@
-"""Linear layers with their weights laid out once for oneDNN, which doubles the speed of small batches on CPUs.
+"""Linear layers with their weights laid out once for oneDNN, which speeds up small batches on CPUs.
 
-A PackedLinear shares its Parameter with the layer it replaces, so names, ties and state_dict stay as they were; after
-new weights are copied in, `repack` refreshes the packed copies. Other layers, devices and dtypes keep their own code.
+A PackedLinear shares its Parameter with the layer it replaces, so names, ties and state_dict stay as they
+were; after new weights are copied in, `repack` refreshes the packed copies. Other layers, devices and dtypes
+keep their own code.
 """
 
 import torch
@@ -47,11 +48,18 @@ def pack_linears(model: nn.Module, *, rows: int) -> list[PackedLinear]:
 
 def _is_available(parameter: Tensor) -> bool:
     """Whether this build has the operators and one small product with them comes out right."""
-    if parameter.device.type != "cpu" or parameter.dtype not in DTYPES or not torch.backends.mkldnn.is_available():
+    if (
+        parameter.device.type != "cpu"
+        or parameter.dtype not in DTYPES
+        or not torch.backends.mkldnn.is_available()
+    ):
         return False
     if parameter.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
-    weight, sample = torch.eye(16, dtype=parameter.dtype), torch.arange(32.0).reshape(2, 16).to(parameter.dtype)
+    weight, sample = (
+        torch.eye(16, dtype=parameter.dtype),
+        torch.arange(32.0).reshape(2, 16).to(parameter.dtype),
+    )
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
         product = torch.ops.mkldnn._linear_pointwise(sample, packed, None, "none", [], "")

@@ -1,9 +1,10 @@
 """Drawing tokens and recording the log-probability each was drawn with.
 
-logits / temperature in float32; logp = log_softmax of that; token = inverse CDF at a uniform number that belongs to the
-sample and not to the batch. The CDF has two levels, blocks of tokens and the tokens of one block, in float64, which
-spares a cumulative sum over the vocabulary. Temperature 0 is greedy: the first largest logit, recorded with its
-log-probability at temperature 1. Top-p, top-k and penalties are left out: their log-probs would not be the policy's.
+logits / temperature in float32; logp = log_softmax of that; token = inverse CDF at a uniform number that
+belongs to the sample and not to the batch. The CDF has two levels, blocks of tokens and the tokens of one
+block, in float64, which spares a cumulative sum over the vocabulary. Temperature 0 is greedy: the first
+largest logit, recorded with its log-probability at temperature 1. Top-p, top-k and penalties are left out:
+their log-probs would not be the policy's.
 
 Letters: R rows of logits, N tokens to draw (several may share a row), V vocabulary, K blocks.
 """
@@ -28,7 +29,7 @@ def uniforms(seed: int, task: int, index: int, count: int) -> np.ndarray:
 
 
 class Sampler:
-    """Draws with buffers that are kept between steps: fresh ones cost more in page faults than the arithmetic."""
+    """Draws with buffers kept between steps: fresh ones cost more in page faults than the arithmetic."""
 
     def __init__(self) -> None:
         self._buffer_RV = torch.empty(0, 0)

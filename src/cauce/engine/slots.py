@@ -1,7 +1,7 @@
 """The host side of the slots: which sample sits in which row, what it has made so far, and when it ends.
 
-Everything per slot is a column of a NumPy array, so that a step costs a few vector operations whatever the number of
-slots. A row's key/value cache lies beside it in cache.py under the same number.
+Everything per slot is a column of a NumPy array, so that a step costs a few vector operations whatever the
+number of slots. A row's key/value cache lies beside it in cache.py under the same number.
 """
 
 from dataclasses import dataclass, field
@@ -90,7 +90,9 @@ class SlotTable:
         """The uniform number that each row's next token is drawn with."""
         return self.uniform[rows, self.made[rows]]
 
-    def record(self, rows: np.ndarray, tokens: np.ndarray, logps: np.ndarray, version: int) -> list[Completion]:
+    def record(
+        self, rows: np.ndarray, tokens: np.ndarray, logps: np.ndarray, version: int
+    ) -> list[Completion]:
         """Append one token to each row; rows that end with it are freed and come back as completions."""
         made = self.made[rows]
         self.tokens[rows, made], self.logps[rows, made], self.versions[rows, made] = tokens, logps, version

@@ -34,7 +34,7 @@ class PromptSurvey:
 
     longest: int  # tokens of the longest prompt, dropped ones included
     mean: float
-    too_long: tuple[int, ...]  # indices of rows above data.max_prompt_tokens
+    too_long: tuple[int, ...]  # indices of rows above the limit
 
 
 class SingleTurn:
@@ -65,10 +65,6 @@ class SingleTurn:
         # another.
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return RenderedPrompt(text=text, token_ids=np.asarray(ids, dtype=np.int32))
-
-    def is_too_long(self, prompt: RenderedPrompt) -> bool:
-        """Whether it is above data.max_prompt_tokens; such rows are dropped and counted, never cut."""
-        return len(prompt.token_ids) > self._settings.max_prompt_tokens
 
     def answer_text(self, token_ids: Sequence[int] | np.ndarray, eos_ids: Iterable[int]) -> str:
         """The answer as rewards see it: without the stop token it ended in and without special tokens."""
@@ -130,18 +126,18 @@ class SingleTurn:
         )
 
 
-def survey_prompts(environment: SingleTurn, rows: Iterable[Row]) -> PromptSurvey:
-    """Render every row; an error if none fits, since such a run would train on nothing."""
+def survey_prompts(environment: SingleTurn, rows: Iterable[Row], *, limit: int) -> PromptSurvey:
+    """Render every row; an error if none fits into `limit` tokens: such a run would train on nothing."""
     lengths: list[int] = []
     too_long: list[int] = []
     for index, row in enumerate(rows):
         prompt = environment.render(row)
         lengths.append(len(prompt.token_ids))
-        if environment.is_too_long(prompt):
+        if len(prompt.token_ids) > limit:
             too_long.append(index)
     if lengths and len(too_long) == len(lengths):
         raise DataError(
-            f"all {len(lengths)} prompts are longer than data.max_prompt_tokens; the shortest has "
+            f"all {len(lengths)} prompts are longer than {limit} tokens; the shortest has "
             f"{min(lengths)} tokens. Raise data.max_prompt_tokens or shorten the rows"
         )
     mean = sum(lengths) / len(lengths) if lengths else 0.0

@@ -1,10 +1,9 @@
-"""The learner: trainable weights behind the verbs score, forward_backward, optim_step, weights, save and load.
-
-It turns a batch into gradients through the packed forward, and gradients into new weights. What enters the loss and
-how it is divided is decided before (algorithms/): the learner sums parts that are already divided by the counts of
-the whole optimizer step. Dropout is off throughout, so that a sequence has one log-probability. Left out: any
-knowledge of plans, versions and journals, and more than one rank.
-"""
+"""The learner: trainable weights behind the verbs score, forward_backward, optim_step, weights, save and
+load.
+ It turns a batch into gradients through the packed forward, and gradients into new weights. What enters the
+loss and how it is divided is decided before (algorithms/): the learner sums parts that are already divided by
+the counts of the whole optimizer step. Dropout is off throughout, so that a sequence has one log-probability.
+Left out: any knowledge of plans, versions and journals, and more than one rank."""
 
 import copy
 import math
@@ -15,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from cauce.algorithms.losses import policy_terms
 from cauce.algorithms.reducers import aggregate
@@ -72,7 +72,7 @@ class Learner:
         total_steps: int,
     ) -> None:
         self._loaded = model
-        self._model: nn.Module = model.model.eval()
+        self._model: PreTrainedModel = model.model.eval()
         self._algorithm = algorithm
         self._settings = settings
         self._temperature = temperature
@@ -207,10 +207,10 @@ class Learner:
         return self._algorithm.kl_coef > 0 and self._algorithm.kl_in == "loss"
 
     def _is_silent(self, sequence: TrainSequence) -> bool:
-        """Whether this sequence's gradient is 0 whatever the weights: no advantage, and no KL term in the loss."""
+        """Whether the gradient is 0 whatever the weights: no advantage, and no KL term in the loss."""
         return not self._has_kl_loss and not (sequence.advantages[sequence.mask != 0] != 0).any()
 
-    def _logps(self, model: nn.Module, groups: Sequence[Group]) -> tuple[tuple[np.ndarray, ...], ...]:
+    def _logps(self, model: PreTrainedModel, groups: Sequence[Group]) -> tuple[tuple[np.ndarray, ...], ...]:
         sequences = [_unscored(group, index) for group in groups for index in range(len(group.samples))]
         self._check_lengths(sequences)
         logps = [np.zeros(len(s.token_ids), np.float32) for s in sequences]
@@ -230,12 +230,12 @@ class Learner:
             length = len(sequence.prompt_ids) + len(sequence.token_ids)
             if length > limit:
                 raise DataError(
-                    f"task {sequence.group}: {length} tokens of prompt and answer, the model reads at most {limit}; "
-                    "lower data.max_prompt_tokens or rollout.max_tokens"
+                    f"task {sequence.group}: {length} tokens of prompt and answer, the model reads at most "
+                    f"{limit}; lower data.max_prompt_tokens or rollout.max_tokens"
                 )
 
 
-def _frozen_copy(model: nn.Module) -> nn.Module:
+def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     reference = copy.deepcopy(model)
     return reference.requires_grad_(False).eval()
 
@@ -257,7 +257,7 @@ def _unscored(group: Group, index: int) -> TrainSequence:
 
 def _loss_inputs(
     packed: PackedBatch, sequences: Sequence[TrainSequence], device: torch.device
-) -> dict[str, Tensor | None]:
+) -> dict[str, Any]:
     """The per-token arrays of the trained tokens, as policy_terms names them."""
     arrays: dict[str, list[np.ndarray | None]] = {
         "behaviour_N": [s.behaviour_logps for s in sequences],
@@ -265,7 +265,7 @@ def _loss_inputs(
         "reference_N": [s.reference_logps for s in sequences],
         "advantage_N": [s.advantages for s in sequences],
     }
-    inputs: dict[str, Tensor | None] = {}
+    inputs: dict[str, Any] = {}
     for name, values in arrays.items():
         present = [value for value in values if value is not None]
         if len(present) not in (0, len(values)):

@@ -1,12 +1,12 @@
-"""AdamW over the float32 masters: schedule, clipping by the global norm, and the guard against non-finite numbers.
-
-A step whose loss or gradient is not finite changes nothing: no weight, no moment, no place in the schedule. Clipping
-by norm alone would not stop it, since NaN divided by NaN is NaN. Weight decay is decoupled and leaves vectors (biases,
-norms) alone. PyTorch's fused AdamW reads and writes each number once.
-"""
+"""AdamW over the float32 masters: schedule, clipping by the global norm, and the guard against non-finite
+numbers.
+ A step whose loss or gradient is not finite changes nothing: no weight, no moment, no place in the schedule.
+Clipping by norm alone would not stop it, since NaN divided by NaN is NaN. Weight decay is decoupled and
+leaves vectors (biases, norms) alone. PyTorch's fused AdamW reads and writes each number once."""
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Optimizer:
         self.num_steps = 0
         decayed = [p for p in masters.values() if p.ndim >= 2]
         plain = [p for p in masters.values() if p.ndim < 2]
-        groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
         self._adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=settings.lr,

@@ -1,4 +1,5 @@
-"""What a learner writes to a folder and reads back: a Hugging Face folder, and beside it the state of training.
+"""What a learner writes to a folder and reads back: a Hugging Face folder, and beside it the state of
+training.
 
     model.safetensors, config.json, tokenizer files    float32 weights; any server loads the folder
     trainer_state.safetensors                          AdamW's moments by parameter name
@@ -57,7 +58,8 @@ def load_weights(folder: Path, *, expected: Mapping[str, Tensor], name: str) -> 
     tensors: dict[str, Tensor] = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            tensors.update({key: opened.get_tensor(key) for key in opened.keys() if key in expected})
+            names = set(opened.keys())
+            tensors.update({key: opened.get_tensor(key) for key in expected if key in names})
     if set(tensors) != set(expected):
         # Some architectures name parameters otherwise on disk; transformers knows how to translate.
         saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -67,8 +69,8 @@ def load_weights(folder: Path, *, expected: Mapping[str, Tensor], name: str) -> 
         if found is None or found.shape != wanted.shape:
             shape = "nothing" if found is None else f"shape {list(found.shape)}"
             raise CheckpointError(
-                f"the checkpoint {folder} belongs to another model than {name}: {key} has {shape} there and shape "
-                f"{list(wanted.shape)} here; resume with the model of the run, or train into a new run folder"
+                f"the checkpoint {folder} is of another model than {name}: {key} has {shape} there and "
+                f"shape {list(wanted.shape)} here; resume with the run's own model, or start a new run folder"
             )
     return tensors
 
@@ -90,7 +92,8 @@ def load(folder: Path, *, optimizer: Optimizer) -> None:
     for name in (MOMENTS_FILE, STATE_FILE):
         if not (folder / name).is_file():
             raise CheckpointError(
-                f"{folder} lacks {name}: training cannot go on from a model alone; give it as model.path of a new run"
+                f"{folder} lacks {name}: training cannot go on from a model alone; "
+                "give it as model.path of a new run"
             )
     state = json.loads((folder / STATE_FILE).read_text())
     optimizer.load(load_file(folder / MOMENTS_FILE), num_steps=int(state["optim_step"]))

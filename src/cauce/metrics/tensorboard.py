@@ -4,11 +4,14 @@ tensorboardX comes with Ray Tune, so this costs no dependency of its own.
 """
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cauce.metrics.observer import NullObserver, RunInfo
+
+FLUSH_SECS = 5  # a thread of its own writes, so that a plan never waits for it
 
 
 class TensorBoardWriter(NullObserver):
@@ -19,7 +22,12 @@ class TensorBoardWriter(NullObserver):
         from tensorboardX import SummaryWriter
 
         purge_step = None if resume_from is None else resume_from + 1
-        self._writer = SummaryWriter(str(Path(run_dir) / "tensorboard"), purge_step=purge_step)
+        # Its file names tell seconds apart and no less: two writers of one second would overwrite each other.
+        suffix = f".{time.time_ns()}"
+        folder = str(Path(run_dir) / "tensorboard")
+        self._writer = SummaryWriter(
+            folder, purge_step=purge_step, filename_suffix=suffix, flush_secs=FLUSH_SECS
+        )
 
     def on_start(self, info: RunInfo) -> None:
         text = f"{info.recipe_name}: {info.algorithm} on {info.model}, {info.num_plans} plans, {info.cluster}"
@@ -29,11 +37,9 @@ class TensorBoardWriter(NullObserver):
         for name, value in metrics.items():
             if value is not None and math.isfinite(float(value)):
                 self._writer.add_scalar(name, float(value), plan)
-        self._writer.flush()
 
     def on_eval(self, plan: int, name: str, accuracy: float) -> None:
         self._writer.add_scalar(f"eval/{name}/accuracy", float(accuracy), plan)
-        self._writer.flush()
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         self._writer.close()

@@ -1,11 +1,10 @@
 """The packed forward: log-probabilities and entropies of the trained tokens of one micro-batch.
-
-Two paths, and the model's attention setting says which: with `cauce_packed` (see models/packed_attention.py) each
-group's prompt is read once; otherwise every answer becomes a plain right-padded row with its own prompt, which is the
-reference and the way for models that fail the probe. Both make logits through the model's own head, so that scaled
-or capped logits stay what they are, for positions that predict a trained token alone, and in chunks: a vocabulary of
-49,152 is 200 kB per token in float32. Temperature is applied before anything else; the log-softmax is float32 even
-where the model computes in bf16. The entropy carries no gradient.
+ Two paths, and the model's attention setting says which: with `cauce_packed` (see models/packed_attention.py)
+each group's prompt is read once; otherwise every answer becomes a plain right-padded row with its own prompt,
+which is the reference and the way for models that fail the probe. Both make logits through the model's own
+head, so that scaled or capped logits stay what they are, for positions that predict a trained token alone,
+and in chunks: a vocabulary of 49,152 is 200 kB per token in float32. Temperature is applied before anything
+else; the log-softmax is float32 even where the model computes in bf16. The entropy carries no gradient.
 
 Between packing and the losses. Letters: N packed token, M trained token, V vocabulary, B row.
 """
@@ -17,25 +16,34 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from cauce.errors import DataError, ModelError
 from cauce.models import packed_attention
 from cauce.packing import PackedBatch
 
-# Float32 logits in flight at a time, and logits kept for the backward pass; beyond the latter they are made again.
+# Float32 logits in flight at a time, and logits kept for the backward pass; beyond the latter they are made
+# again.
 CHUNK_BYTES = 64 * 2**20
 KEEP_BYTES = 256 * 2**20
 
 
-def shares_prompts(model: nn.Module) -> bool:
+def shares_prompts(model: PreTrainedModel) -> bool:
     """Whether this model reads packed rows; micro-batches must be packed accordingly."""
     return bool(model.config._attn_implementation == packed_attention.NAME)
 
 
-def token_logps(model: nn.Module, packed: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each trained token, float32 [M] and [M]; only the first carries gradient."""
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """Rows of the embedding, which may be more than the tokenizer has words."""
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    return embedding.num_embeddings
+
+
+def token_logps(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each trained token, float32 [M]; only the first carries gradient."""
     device = next(model.parameters()).device
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = vocabulary_size(model)
     highest = int(max(packed.token_ids_N.max(), packed.target_M.max()))
     if highest >= vocabulary:
         raise DataError(
@@ -62,8 +70,8 @@ def logps_of(logits_MV: Tensor, target_M: Tensor, temperature: float) -> tuple[T
 
 
 class _TokenLogp(torch.autograd.Function):
-    """log softmax at one token per row. Keeps the logits as they came (bf16 stays bf16) and the normaliser, and
-    makes the probabilities again in the backward pass: half to a third of what autograd would keep."""
+    """log softmax at one token per row. Keeps the logits as they came (bf16 stays bf16) and the normaliser,
+    and makes the probabilities again in the backward pass: half to a third of what autograd would keep."""
 
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, target_M: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -89,11 +97,12 @@ class _TokenLogp(torch.autograd.Function):
 
 
 def _shared(
-    model: nn.Module, packed: PackedBatch, target_M: Tensor, temperature: float
+    model: PreTrainedModel, packed: PackedBatch, target_M: Tensor, temperature: float
 ) -> list[tuple[Tensor, Tensor]]:
-    """Run the flat row through the decoder, pick the predicting positions, and make their logits chunk by chunk."""
+    """The flat row through the decoder; then logits of the predicting positions, chunk by chunk."""
     device = target_M.device
-    outputs = model.base_model(
+    decoder: Any = model.base_model
+    outputs = decoder(
         input_ids=torch.from_numpy(packed.token_ids_N)[None].to(device),
         position_ids=torch.from_numpy(packed.position_ids_N)[None].to(device),
         use_cache=False,
@@ -105,7 +114,7 @@ def _shared(
     def chunk_logps(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return logps_of(_own_head(model, outputs, hidden), target, temperature)
 
-    vocabulary = model.get_output_embeddings().weight.shape[0]
+    vocabulary = vocabulary_size(model)
     rows = max(1, CHUNK_BYTES // (4 * vocabulary))
     remake = torch.is_grad_enabled() and len(target_M) * vocabulary * hidden_MD.element_size() > KEEP_BYTES
     parts = []
@@ -119,24 +128,24 @@ def _shared(
     return parts
 
 
-def _own_head(model: nn.Module, outputs: Any, hidden_MD: Tensor) -> Tensor:
+def _own_head(model: PreTrainedModel, outputs: Any, hidden_MD: Tensor) -> Tensor:
     """The model's own way from hidden states to logits [M, V].
 
-    What happens there (scaling, capping) is code inside each model's forward, so that forward is called with a
-    decoder that returns these hidden states.
-    """
+    What happens there (scaling, capping) is code inside each model's forward, so that forward is called with
+    a decoder that returns these hidden states."""
     given = type(outputs)(last_hidden_state=hidden_MD[None])
-    decoder = model.base_model
+    decoder: Any = model.base_model
+    no_tokens = torch.zeros(1, len(hidden_MD), dtype=torch.int64, device=hidden_MD.device)
     decoder.forward = lambda *args, **kwargs: given
     try:
-        logits = model(input_ids=torch.zeros(1, len(hidden_MD), dtype=torch.int64), use_cache=False).logits
+        logits = model(input_ids=no_tokens, use_cache=False).logits
     finally:
         del decoder.forward  # uncovers the class's own
     return logits[0]
 
 
 def _plain_rows(
-    model: nn.Module, packed: PackedBatch, target_M: Tensor, temperature: float
+    model: PreTrainedModel, packed: PackedBatch, target_M: Tensor, temperature: float
 ) -> list[tuple[Tensor, Tensor]]:
     """Prompt and answer of each sequence as a right-padded row through the model's own attention."""
     device = target_M.device
@@ -160,7 +169,7 @@ def _plain_rows(
     keep: dict[str, int] = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         keep["logits_to_keep"] = longest - first
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = vocabulary_size(model)
     rows = max(1, CHUNK_BYTES // (4 * vocabulary * (longest - first)))
     parts = []
     for at in range(0, len(row_BL), rows):

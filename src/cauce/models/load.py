@@ -1,19 +1,25 @@
 """Loading a causal language model and its tokenizer for an engine or a learner.
 
-A path is a folder (safetensors, or one GGUF file), a GGUF file, a name that `cauce model pull` stored, or a hub id.
-What a folder lacks is an error here: a tensor that is missing would otherwise stay random without a word. Left out on
-purpose: sharding, quantised weights (a GGUF file is dequantised) and adapters.
+A path is a folder (safetensors, or one GGUF file), a GGUF file, a name that `cauce model pull` stored, or a
+hub id. What a folder lacks is an error here: a tensor that is missing would otherwise stay random without a
+word. Left out on purpose: sharding, quantised weights (a GGUF file is dequantised) and adapters.
 """
 
 import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from cauce.errors import ModelError
@@ -82,7 +88,9 @@ def local_folder(name: str) -> Path:
     if path.exists():
         return path
     if path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")):
-        raise ModelError(f"model.path {name!r}: no such folder; give a folder with config.json and safetensors")
+        raise ModelError(
+            f"model.path {name!r}: no such folder; give a folder with config.json and safetensors"
+        )
     return download_from_hub(name)
 
 
@@ -94,14 +102,14 @@ def download_from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub client raises a dozen unrelated types; all mean "not to be had"
         raise ModelError(
-            f"model.path {name!r}: no folder of that name, nothing pulled under {models_dir()}, and the hub did not "
-            f"give it ({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder, or run "
+            f"model.path {name!r}: no folder of that name, nothing pulled in {models_dir()}, and the hub "
+            f"did not give it ({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder, or run "
             f"`cauce model pull {name}` where there is a network"
         ) from error
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a recipe's word; "auto" is bf16 where the hardware multiplies it natively, else fp32."""
+    """The torch dtype of a recipe's word; "auto" is bf16 where the hardware multiplies it, else fp32."""
     if name in DTYPES:
         return DTYPES[name]
     if name != "auto":
@@ -110,7 +118,7 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 
 def parameter_names(model: nn.Module) -> tuple[str, ...]:
-    """Names of the trainable parameters as in state_dict; a tied parameter appears once, under its first name."""
+    """Names of the trainable parameters as in state_dict; a tied one appears once, under its first name."""
     return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
@@ -128,7 +136,11 @@ def weights_digest(path: Path) -> str:
 def _has_native_bf16() -> bool:
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    facts = torch.backends.cpu.get_cpu_capability(), torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported()
+    facts = (
+        torch.backends.cpu.get_cpu_capability(),
+        torch.cpu._is_avx512_bf16_supported(),
+        torch.cpu._is_amx_tile_supported(),
+    )
     return facts[0] == "AVX512" and (facts[1] or facts[2])
 
 
@@ -151,18 +163,23 @@ def _tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.path {str(path)!r}: no usable tokenizer ({str(error).splitlines()[0]})") from error
+        raise ModelError(
+            f"model.path {str(path)!r}: no usable tokenizer ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _load_folder(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=attention, output_loading_info=True
         )
     except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"model.path {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise ModelError(
+            f"model.path {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
+    model, info = loaded
     _check_complete(folder, info)
-    return model
+    return cast(PreTrainedModel, model)
 
 
 def _load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -170,9 +187,13 @@ def _load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedMode
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-        tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model, torch_dtype=dtype)["tensors"]
+        tensors = load_gguf_checkpoint(
+            str(file), return_tensors=True, model_to_load=model, torch_dtype=dtype
+        )["tensors"]
     except (OSError, ValueError, NotImplementedError) as error:
-        raise ModelError(f"model.path {str(file)!r} cannot be read as GGUF: {str(error).splitlines()[0]}") from error
+        raise ModelError(
+            f"model.path {str(file)!r} cannot be read as GGUF: {str(error).splitlines()[0]}"
+        ) from error
     result = model.load_state_dict(tensors, strict=False)
     missing = set(result.missing_keys) & set(parameter_names(model))
     _check_complete(file, {"missing_keys": missing, "unexpected_keys": result.unexpected_keys})
@@ -184,8 +205,8 @@ def _check_complete(path: Path, info: dict[str, Any]) -> None:
     missing, wrong = sorted(map(str, info["missing_keys"])), sorted(map(str, info.get("mismatched_keys", ())))
     if missing or wrong:
         raise ModelError(
-            f"model.path {str(path)!r}: {len(missing)} parameters are missing and {len(wrong)} have another shape, "
-            f"the first being {(missing + wrong)[0]}; they would be random numbers, so use a complete checkpoint"
+            f"model.path {str(path)!r}: {len(missing)} parameters are missing and {len(wrong)} have another "
+            f"shape, the first being {(missing + wrong)[0]}; they would stay random: use a complete checkpoint"
         )
 
 

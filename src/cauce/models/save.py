@@ -1,7 +1,8 @@
 """Saving a model as an ordinary Hugging Face folder.
 
-The folder holds config.json, generation_config.json, safetensors and the tokenizer with its chat template, so that
-`from_pretrained` of transformers, or any server, loads it. Tensors keep their dtype: fp32 masters stay fp32.
+The folder holds config.json, generation_config.json, safetensors and the tokenizer with its chat template, so
+that `from_pretrained` of transformers, or any server, loads it. Tensors keep their dtype: fp32 masters stay
+fp32.
 """
 
 from pathlib import Path
@@ -10,10 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write `model` and `tokenizer` to `folder`, which is created; existing files of the same names are replaced."""
+    """Write `model` and `tokenizer` to `folder`, which is created; files of the same names are replaced."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # A GGUF origin or a quantised base must not make the loader look for a quantiser: these are plain tensors.
+    # A quantised origin must not make the loader look for a quantiser: these are plain tensors.
     if getattr(model.config, "quantization_config", None) is not None:
         del model.config.quantization_config
     model.save_pretrained(folder)

@@ -1,11 +1,11 @@
 """A checksum of weights that does not depend on how they are cut into pieces.
 
-A tensor is read as 64-bit words v_j of its raw bytes (the last one filled with zeros). Its sum, modulo 2^64, is
+A tensor is read as 64-bit words v_j of its raw bytes (the last filled with zeros). Its sum, modulo 2^64, is
     sum_j mix(v_j) * k_j        mix(v) = v xor (v >> 32),   k_j = 2 * j * A + 1
-with j the position of the word in the whole tensor: a sum, so that shards cut at multiples of 8 bytes, chunks and
-threads may be added in any order. k_j is odd, so any changed word shows; through k_j moved words show as well. The
-sums are combined with names, shapes and dtypes by sha256. This guards against torn or wrong weights, not against an
-adversary; 540 MB take 0.1-0.2 s on one core.
+with j the position of the word in the whole tensor: a sum, so that shards cut at multiples of 8 bytes, chunks
+and threads may be added in any order. k_j is odd, so any changed word shows; through k_j moved words show as
+well. The sums are combined with names, shapes and dtypes by sha256. This guards against torn or wrong
+weights, not against an adversary; 540 MB take 0.1-0.2 s on one core.
 """
 
 import hashlib
@@ -26,7 +26,8 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
-        line = f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor_sum(tensor):016x}\n"
+        kind = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        line = f"{name} {kind} {tensor_sum(tensor):016x}\n"
         digest.update(line.encode())
     return digest.hexdigest()[:32]
 
@@ -50,7 +51,7 @@ def tensor_sum(tensor: Tensor, *, first_byte: int = 0) -> int:
 
 def _sum_words(words: np.ndarray, first: int) -> int:
     size = min(CHUNK_WORDS, len(words))
-    # k_j = k_(j - start) + start * STRIDE: one table of weights serves all chunks, and the rest is a plain sum.
+    # k_j = k_(j - start) + start * STRIDE: one table of weights serves all chunks, the rest is a plain sum.
     weights = np.arange(size, dtype=np.uint64) * np.uint64(STRIDE) + np.uint64(1)
     buffer = np.empty(size, dtype=np.uint64)
     total = 0

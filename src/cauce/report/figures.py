@@ -162,28 +162,22 @@ def time_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     )
 
 
-def reward_figure(rewards: Mapping[int, Sequence[float]]) -> Figure | None:
-    """Distribution of single rewards in the first plans against the last ones (a tenth of the plans each)."""
-    plans = sorted(plan for plan in rewards if rewards[plan])
-    if not plans:
+def reward_figure(first: Mapping[int, Sequence[float]], last: Mapping[int, Sequence[float]]) -> Figure | None:
+    """Distribution of single rewards in the first plans against the last ones, where there are two ends."""
+    parts = [(rewards, colour) for rewards, colour in ((first, "$before"), (last, "$reward")) if rewards]
+    if not parts:
         return None
-    size = max(1, len(plans) // 10)
-    parts = (
-        [(plans[:size], "$before")]
-        if len(plans) == 1
-        else [(plans[:size], "$before"), (plans[-size:], "$reward")]
-    )
-    values = [[reward for plan in part for reward in rewards[plan]] for part, _ in parts]
+    values = [[reward for plan in rewards.values() for reward in plan] for rewards, _ in parts]
     labels, counts = reward_bins(values)
     traces = [
         {
             "type": "bar",
             "x": labels,
             "y": [count / len(sample) for count in part_counts],
-            "name": _plans_name(part),
+            "name": _plans_name(sorted(rewards)),
             "marker": {"color": colour},
         }
-        for (part, colour), sample, part_counts in zip(parts, values, counts, strict=True)
+        for (rewards, colour), sample, part_counts in zip(parts, values, counts, strict=True)
     ]
     return Figure(
         key="rewards",

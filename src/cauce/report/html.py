@@ -59,9 +59,8 @@ def render(run_dir: Path) -> str:
     before, after = read_eval(run_dir / "eval" / "before.jsonl"), read_eval(run_dir / "eval" / "after.jsonl")
     learning = [figure for figure in [learning_figure(rows, eval_points(run_dir, rows))] if figure]
     curves = metric_figures(rows)
-    costs = [
-        figure for figure in [time_figure(rows), reward_figure(journal.rewards if journal else {})] if figure
-    ]
+    ends = (journal.first_rewards, journal.last_rewards) if journal else ({}, {})
+    costs = [figure for figure in [time_figure(rows), reward_figure(*ends)] if figure]
     stats = eval_stats(before), eval_stats(after)
     pairs = _pairs(before, after)
     sections = [

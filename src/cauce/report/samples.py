@@ -6,7 +6,7 @@ running owner. Token texts are pieces of the answer's own decoding, so that join
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from cauce.types import Group, Sample
 logger = logging.getLogger(__name__)
 
 MAX_PLANS = 12  # from so many plans samples are shown
+MAX_TOKENS = 60_000  # of all samples together; long answers mean fewer of them
 Decode = Callable[[list[int]], str]
 HALF_CHARACTER = "\ufffd"  # how a decoder writes bytes that are no whole character yet
 
@@ -42,7 +43,8 @@ class JournalView:
     """What the report takes from a journal. `num_unkept` counts groups whose payloads are no longer kept."""
 
     samples: list[ReportSample]
-    rewards: dict[int, list[float]]  # per plan, of the first and the last tenth of the plans
+    first_rewards: dict[int, list[float]]  # by plan, of the first tenth of the plans and at most 12
+    last_rewards: dict[int, list[float]]  # of as many last plans; empty where a run has one plan
     events: list[EventRecord]
     meta: Mapping[str, str]
     num_unkept: int
@@ -62,14 +64,13 @@ def load_journal(run_dir: Path, limit: int) -> JournalView | None:
         return None
     with Journal.read_only(run_dir) as journal:
         plans = [record for record in journal.plans() if record.state != "planned"]
-        tenth = max(1, len(plans) // 10)
+        tenth = min(max(1, len(plans) // 10), MAX_PLANS)
         groups = _GroupCache(journal)
-        rewards = {record.plan.number: groups.rewards(record) for record in [*plans[:tenth], *plans[-tenth:]]}
-        chosen = [(record, groups.of(record)) for record in spread(plans, MAX_PLANS)]
-        samples = _samples(chosen, limit, decoder_of(run_dir)) if any(found for _, found in chosen) else []
+        samples = _samples(spread(plans, MAX_PLANS), groups, limit, run_dir)
         return JournalView(
             samples=samples,
-            rewards={plan: values for plan, values in rewards.items() if values},
+            first_rewards=groups.rewards(plans[:tenth]),
+            last_rewards=groups.rewards(plans[tenth:][-tenth:]),
             events=journal.events(),
             meta=journal.meta,
             num_unkept=groups.num_unkept,
@@ -137,12 +138,20 @@ class _GroupCache:
     def num_unkept(self) -> int:
         return sum(group is None for group in self._groups.values())
 
-    def of(self, record: PlanRecord) -> list[Group]:
-        return [group for task in record.plan.tasks if (group := self._group(task)) is not None]
+    def of(self, record: PlanRecord) -> Iterator[Group]:
+        return (group for task in record.plan.tasks if (group := self._group(task)) is not None)
 
-    def rewards(self, record: PlanRecord) -> list[float]:
-        values = [sample.outcome.value for group in self.of(record) for sample in group.samples]
-        return [value for value in values if value is not None]
+    def rewards(self, plans: Sequence[PlanRecord]) -> dict[int, list[float]]:
+        found = {
+            record.plan.number: [
+                sample.outcome.value
+                for group in self.of(record)
+                for sample in group.samples
+                if sample.outcome.value is not None
+            ]
+            for record in plans
+        }
+        return {plan: values for plan, values in found.items() if values}
 
     def _group(self, task: int) -> Group | None:
         if task not in self._groups:
@@ -154,14 +163,21 @@ class _GroupCache:
 
 
 def _samples(
-    chosen: Sequence[tuple[PlanRecord, list[Group]]], limit: int, decode: Decode | None
+    plans: Sequence[PlanRecord], groups: _GroupCache, limit: int, run_dir: Path
 ) -> list[ReportSample]:
-    plans = [(record, groups) for record, groups in chosen if groups]
-    share = max(1, limit // len(plans))  # samples of one plan
+    firsts = [group.samples for record in plans if (group := next(groups.of(record), None)) is not None]
+    if not firsts:
+        return []
+    mean_tokens = sum(sum(len(s.completion.token_ids) for s in first) / len(first) for first in firsts) / len(
+        firsts
+    )
+    limit = min(limit, max(len(firsts), round(MAX_TOKENS / max(mean_tokens, 1))))
+    share = max(1, limit // len(firsts))  # samples of one plan
+    decode = decoder_of(run_dir)
     result: list[ReportSample] = []
-    for record, groups in plans:
+    for record in plans:
         taken = 0
-        for group in groups:
+        for group in groups.of(record):
             if taken and taken + len(group.samples) > share:
                 break
             prompt = _text(decode, group.prompt_ids.tolist())

@@ -109,7 +109,7 @@ class Reward:
 
 
 def _evaluate(functions: Sequence[RewardFunction], answers: Answers, log: Log) -> list[list[Value]]:
-    """Values per function and answer. Coroutines of all functions run side by side, plain functions in turn."""
+    """Values per function and answer. Coroutines of all run side by side, plain functions in turn."""
     if not answers.texts:
         return [[] for _ in functions]
     started = [function.start(answers, log) for function in functions]

@@ -73,6 +73,9 @@ class Evaluation:
     def on_answers(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             task = self._tasks[completion.task]
+            if completion.finish_reason == "aborted":  # the prompt leaves no room in the context
+                self._left_out.add(task.id)
+                continue
             self._answers[task.id] = completion
             self._exchange.rewards.submit(
                 ScoreJob(

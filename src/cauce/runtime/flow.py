@@ -16,7 +16,7 @@ from cauce.runtime.pool import Lost, RolloutPool
 from cauce.runtime.reward_pool import RewardPool, ScoredJob, ScoreJob
 from cauce.runtime.tasks import TaskSource
 from cauce.runtime.world import Clock
-from cauce.types import Completion, GenerationRequest, Group, Outcome, Sampling
+from cauce.types import Completion, DropReason, GenerationRequest, Group, Outcome, Sampling
 
 LEASE_S = 120.0
 POISON_DEATHS = 3
@@ -67,6 +67,7 @@ class RolloutFlow:
         self._clock = clock
         self._on_ready = on_ready
         self._open: set[int] = set()  # admitted, neither ready nor dropped
+        self._until: dict[int, float] = {}  # when the lease of an open task ends
         self.version = 0
         self.num_answers = 0  # since the last plan
         self.tally = Tally()
@@ -82,25 +83,21 @@ class RolloutFlow:
 
     def admit(self, num: int) -> None:
         """Takes the next rows of the data; prompts that are too long are admitted and dropped, with a count."""
-        admitted = 0
-        too_long_in_a_row = 0
-        while admitted < num:
-            task = self._source.task(self._journal.next_task_id)
-            with self._journal.transaction():
+        if num <= 0:
+            return
+        admitted = too_long_in_a_row = 0
+        with self._journal.transaction():
+            while admitted < num:
+                task = self._source.task(self._journal.next_task_id)
                 self._journal.admit([task])
                 if self._source.is_too_long(task):
                     self._drop(task.id, "too_long", f"{len(task.prompt_ids)} tokens")
                     too_long_in_a_row += 1
-                    if too_long_in_a_row >= len(self._source):
-                        raise DataError(
-                            f"every one of the {len(self._source)} prompts has more than data.max_prompt_tokens="
-                            f"{self._source.max_prompt_tokens} tokens; raise it, or shorten the prompts"
-                        )
+                    self._refuse_only_long(too_long_in_a_row)
                     continue
-                too_long_in_a_row = 0
                 self._open.add(task.id)
                 self._dispatch(task.id, tuple(range(self._settings.group_size)))
-            admitted += 1
+                admitted, too_long_in_a_row = admitted + 1, 0
 
     def restore(self) -> None:
         """Takes up what the record holds unfinished: missing answers first, then missing outcomes."""
@@ -116,6 +113,10 @@ class RolloutFlow:
 
     def on_answers(self, completions: Sequence[Completion]) -> None:
         """Records answers, and sends a group to the reward once it is complete."""
+        aborted = {completion.task for completion in completions if completion.finish_reason == "aborted"}
+        for task in sorted(aborted & self._open):
+            self._drop(task, "too_long", "the prompt leaves no room in the model's context")
+        completions = [completion for completion in completions if completion.task not in aborted]
         self.num_answers += sum(self._journal.record_answers(completions))
         for task in dict.fromkeys(completion.task for completion in completions):
             if task in self._open and not self._journal.missing(task, self._settings.group_size):
@@ -135,26 +136,29 @@ class RolloutFlow:
 
     def on_scored(self, scored: Sequence[ScoredJob]) -> None:
         """Records outcomes and decides each group: accepted, or dropped with a reason."""
-        for item in scored:
-            task = item.job.key
-            if task not in self._open:
-                continue
-            self._count(item)
-            outcomes = list(enumerate(item.outcomes))
-            with self._journal.transaction():
+        with self._journal.transaction():
+            for item in scored:
+                task = item.job.key
+                if task not in self._open:
+                    continue
+                self._count(item)
+                outcomes = enumerate(item.outcomes)
                 self._journal.record_outcomes([(task, index, outcome) for index, outcome in outcomes])
                 self._decide(task)
         self._check_failures()
 
     def on_progress(self, tasks: set[int]) -> None:
-        """Tokens came in: the leases live on."""
-        alive = sorted(tasks & self._open)
+        """Tokens came in: leases that have passed half of their time live on."""
+        now = self._clock.now()
+        alive = [task for task in sorted(tasks & self._open) if self._until.get(task, now) - now < LEASE_S / 2]
         if alive:
-            self._journal.renew(alive, until=self._clock.now() + LEASE_S)
+            self._journal.renew(alive, until=now + LEASE_S)
+            self._until.update(dict.fromkeys(alive, now + LEASE_S))
 
     def _dispatch(self, task: int, indices: tuple[int, ...]) -> None:
         """The lease is durable before the request leaves: the pool sends it with the next turn."""
         until = self._clock.now() + LEASE_S
+        self._until[task] = until
         worker = self._pool.next_worker()
         attempt = self._journal.lease(task, indices=indices, worker=worker, version=self.version, until=until)
         self._pool.submit(
@@ -195,14 +199,25 @@ class RolloutFlow:
             self._drop(task, "no_signal", f"every reward is {scored[0]}")
         else:
             self._journal.mark_ready(task)
-            self._open.discard(task)
+            self._close(task)
             self._on_ready(group)
 
-    def _drop(self, task: int, reason: str, detail: str) -> None:
+    def _drop(self, task: int, reason: DropReason, detail: str) -> None:
         self._journal.drop(task, reason, detail=detail)
-        self._open.discard(task)
+        self._close(task)
         self._pool.cancel(task)
         self.tally.drops[reason] = self.tally.drops.get(reason, 0) + 1
+
+    def _close(self, task: int) -> None:
+        self._open.discard(task)
+        self._until.pop(task, None)
+
+    def _refuse_only_long(self, in_a_row: int) -> None:
+        if in_a_row >= len(self._source):
+            raise DataError(
+                f"every one of the {len(self._source)} prompts has more than {self._source.max_prompt_tokens} tokens; "
+                "raise data.max_prompt_tokens as far as the model's context allows, or shorten the prompts"
+            )
 
     def _count(self, item: ScoredJob) -> None:
         for outcome in item.outcomes:

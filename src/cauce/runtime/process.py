@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import IO
 
-_open_logs = []  # faulthandler needs its file to stay open for the life of the process
+_open_logs: list[IO[str]] = []  # faulthandler needs its file open for the life of the process
 
 
 def enter_worker(*, log: Path, threads: int) -> None:

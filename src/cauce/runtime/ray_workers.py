@@ -38,7 +38,7 @@ class RayWorkers:
         options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_restarts": 0}
         if resources.memory_bytes:
             options["memory"] = resources.memory_bytes
-        actor_class = ray.remote(_shell(cls)).options(
+        actor_class: Any = ray.remote(_shell(cls)).options(
             **options, runtime_env={"env_vars": env}, max_concurrency=1
         )
         handle = actor_class.remote(
@@ -121,7 +121,7 @@ def _dump_stack(pid: int) -> None:
 def _shell(cls: type) -> type:
     """The plain class with what each process needs at birth: threads, a log, and a pid to be found by."""
 
-    class Shell(cls):  # type: ignore[misc, valid-type]  # the base is only known at run time
+    class Shell(cls):
         def __init__(self, *, shell_log: str, shell_threads: int, **kwargs: Any) -> None:
             enter_worker(log=Path(shell_log), threads=shell_threads)
             super().__init__(**kwargs)

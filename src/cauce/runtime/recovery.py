@@ -13,7 +13,7 @@ from typing import Protocol
 
 from cauce.algorithms.table import Algorithm
 from cauce.errors import JournalError
-from cauce.journal import Journal
+from cauce.journal import Journal, JournalReader, PlanRecord
 from cauce.runtime.learn import LearnerVerbs, learn
 
 
@@ -44,7 +44,7 @@ class Redo:
 def redo(
     learner: LearnerVerbs,
     *,
-    journal: Journal,
+    journal: JournalReader,
     algorithm: Algorithm,
     after: int,
     until: int | None = None,
@@ -59,7 +59,7 @@ def redo(
             learn(learner, algorithm=algorithm, plan=record.plan, groups=groups)
             found = learner.checksum()
             if found != record.checksum and divergence is None:
-                divergence = Divergence(plan=record.plan.number, recorded=record.checksum, found=found)
+                divergence = Divergence(plan=record.plan.number, recorded=str(record.checksum), found=found)
             count += 1
         version = record.plan.number
         on_plan(version)
@@ -111,7 +111,7 @@ def newest_checkpoint(run_dir: Path, journal: Journal) -> tuple[int, Path] | Non
     return None
 
 
-def _decided(journal: Journal, *, after: int, until: int | None) -> Iterable:
+def _decided(journal: JournalReader, *, after: int, until: int | None) -> Iterable[PlanRecord]:
     for record in journal.plans(from_number=after + 1, until=until):
         if record.state in ("applied", "skipped"):
             yield record

@@ -160,7 +160,22 @@ class LearnerWorker:
         self._learner.save_model(Path(folder))
 
     def status(self) -> dict[str, Any]:
-        return dict(self._learner.status())
+        return dict(self._learner.status()) | {"fingerprint": numeric_fingerprint(self._learner)}
+
+
+def numeric_fingerprint(learner: Any) -> dict[str, str]:
+    """What the bits of an update depend on beside weights, samples and recipe."""
+    import torch
+
+    status = learner.status()
+    return {
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "dtype": status["dtype"],
+        "packing": status["packing"],
+        "ranks": "1",
+    }
 
 
 class RewardWorker:

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -84,9 +85,7 @@ class Session:
             )
             self.workers = RayWorkers(log_folder=plan.run_dir / "logs", env=WORKER_ENV)
             self._build_pools(recipe)
-            self._start_learner()
-            self.pool.fill()
-            self.rewards.warm_up()
+            self._start_workers()
         except BaseException:
             self.close()
             raise
@@ -138,6 +137,13 @@ class Session:
         placement = plan_placement(recipe, cpus=cpus)
         check_room(placement, rooms)
         return placement
+
+    def _start_workers(self) -> None:
+        """All at once: most of a start is imports and reading the model, which cores can share."""
+        with ThreadPoolExecutor(max_workers=3) as threads:
+            starts = [threads.submit(start) for start in (self._start_learner, self.pool.fill, self.rewards.warm_up)]
+        for each in starts:
+            each.result()
 
     def _build_pools(self, recipe: Recipe) -> None:
         self.pool = RolloutPool(

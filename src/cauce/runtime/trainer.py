@@ -36,6 +36,8 @@ class TrainedLearner(LearnerVerbs, Protocol):
 
     def save_checkpoint(self, *, run_dir: str, plan: int, keep: int) -> str: ...
 
+    def save_model(self, *, folder: str) -> None: ...
+
 
 @dataclass(slots=True, kw_only=True)
 class Hooks:

@@ -59,7 +59,8 @@ def prepare(
     environment = SingleTurn(tokenizer, recipe.data)
     stops = environment.stop_token_ids(recipe.rollout.stop, eos_token_ids=_generation_eos(folder))
     digests = {"model_digest": weights_digest(folder), "data_digest": "", "test_digest": ""}
-    source, held_out, loaded = None, (), None
+    source, loaded = None, None
+    held_out: tuple[Row, ...] = ()
     if needs_data:
         data = load_rows(rows if rows is not None else recipe.data.train, settings=recipe.data, split="train")
         digests["data_digest"] = data.digest

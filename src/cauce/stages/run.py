@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cauce.errors import TrainingStopped
-from cauce.journal import Buffer, Journal
+from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
 from cauce.metrics.tensorboard import TensorBoardWriter
@@ -189,7 +189,7 @@ class _Training:
         self.watcher.on_phase(name, done, total)
 
 
-def session_plan(prepared: Prepared, journal: Journal, run_dir: Path, *, epoch: int) -> SessionPlan:
+def session_plan(prepared: Prepared, journal: JournalReader, run_dir: Path, *, epoch: int) -> SessionPlan:
     return SessionPlan(
         recipe=prepared.recipe,
         algorithm=prepared.algorithm,

@@ -1,0 +1,245 @@
+"""Training tasks against a real journal, with scripted workers: deaths, poison, failures, lengths, restore."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cauce.errors import DataError, RewardError
+from cauce.journal import Journal
+from cauce.rewards.reward import RewardResult
+from cauce.runtime.exchange import Exchange
+from cauce.runtime.flow import FlowSettings, RolloutFlow
+from cauce.runtime.pool import RolloutPool
+from cauce.runtime.reward_pool import RewardPool
+from cauce.runtime.roles import RewardWorker, RolloutWorker
+from cauce.types import Group, Outcome, Row, Task
+from tests.fakes import GREEDY, ROOM, FakeClock, ScriptedRollout, ScriptedWorkers
+
+
+class Source:
+    """Tasks with a prompt of `lengths[i]` tokens, cycling."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        self.max_prompt_tokens = 8
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def task(self, number: int) -> Task:
+        row = Row(id=f"train:{number % len(self)}", prompt="p", columns={"answer": "1"})
+        ids = np.arange(self.lengths[number % len(self)], dtype=np.int32)
+        return Task(id=number, row=row, content_hash="h", prompt_ids=ids)
+
+    def is_too_long(self, task: Task) -> bool:
+        return len(task.prompt_ids) > self.max_prompt_tokens
+
+    def answer_text(self, token_ids: np.ndarray) -> str:
+        return "text"
+
+
+class Scorer:
+    """A reward worker whose outcomes come from a function of the row's id."""
+
+    def __init__(self, outcomes: Callable[[str, int], list[Outcome]]) -> None:
+        self.outcomes = outcomes
+
+    def score(self, *, rows: Sequence[Row], texts: Sequence[str], **_: Any) -> RewardResult:
+        return RewardResult(outcomes=self.outcomes(rows[0].id, len(texts)), metrics={})
+
+
+def scored(value: float) -> Outcome:
+    return Outcome(status="scored", value=value, parts={}, detail="")
+
+
+def failed() -> Outcome:
+    return Outcome(status="failed", value=None, parts={}, detail="ValueError: no")
+
+
+def mixed(row: str, n: int) -> list[Outcome]:
+    return [scored(float(i % 2)) for i in range(n)]
+
+
+class Rig:
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        lengths: Sequence[int] = (3,),
+        scripts: dict[str, list[str]] | None = None,
+        outcomes: Callable[[str, int], list[Outcome]] = mixed,
+        dynamic: bool = False,
+    ) -> None:
+        self.clock, self.ready = FakeClock(), []
+        self.rollouts: list[ScriptedRollout] = []
+        self.workers = ScriptedWorkers(lambda name: self.make(name, scripts or {}, outcomes))
+        self.workers.now = self.clock.now
+
+        def start(cls: type, role: str) -> Callable[[str], Any]:
+            return lambda name: self.workers.start(cls, name=name, role=role, resources=ROOM, kwargs={})
+
+        self.pool = RolloutPool(
+            self.workers,
+            start=start(RolloutWorker, "rollout"),
+            size=1,
+            clock=self.clock,
+            owner_epoch=1,
+            hang_s=60,
+            note=lambda kind, detail: None,
+        )
+        self.rewards = RewardPool(
+            self.workers, start=start(RewardWorker, "reward"), size=1, clock=self.clock, timeout_s=5
+        )
+        self.exchange = Exchange(
+            self.workers, self.pool, self.rewards, clock=self.clock, stall_s=1e9, on_stall=lambda text: None
+        )
+        self.journal = journal
+        self.flow = RolloutFlow(
+            journal=journal,
+            pool=self.pool,
+            rewards=self.rewards,
+            source=Source(lengths),  # type: ignore[arg-type]
+            settings=FlowSettings(
+                group_size=2, sampling=GREEDY, dynamic_sampling=dynamic, max_failure_rate=0.5, max_steps=9
+            ),
+            clock=self.clock,
+            on_ready=self.take,
+        )
+        self.exchange.training = self.flow
+
+    def take(self, group: Group) -> None:
+        self.ready.append(group.task)
+
+    def make(self, name: str, scripts: dict[str, list[str]], outcomes: Any) -> Any:
+        if name.startswith("reward"):
+            return Scorer(outcomes)
+        self.rollouts.append(ScriptedRollout(scripts.get(name, scripts.get("*", []))))
+        return self.rollouts[-1]
+
+    def turns(self, num: int) -> None:
+        for _ in range(num):
+            self.clock.time += 50.0
+            self.exchange.turn()
+
+
+@pytest.fixture
+def journal(tmp_path: Path):  # noqa: ANN201
+    with Journal.create(tmp_path / "run", meta={"group_size": "2"}) as journal:
+        yield journal
+
+
+def test_tasks_become_ready_groups(journal: Journal) -> None:
+    rig = Rig(journal)
+    rig.flow.admit(3)
+    assert rig.flow.undecided() == {0, 1, 2}
+    rig.turns(4)
+    assert sorted(rig.ready) == [0, 1, 2]
+    assert journal.counts()["ready"] == 3
+    assert rig.flow.undecided() == set()
+
+
+def test_the_lease_is_recorded_before_the_request_leaves(journal: Journal) -> None:
+    rig = Rig(journal)
+    rig.flow.admit(1)
+    assert [lease.task for lease in journal.leases()] == [0]
+    assert rig.rollouts == []  # not even a worker was asked
+
+
+def test_a_death_leases_again_only_what_is_missing(journal: Journal) -> None:
+    """H17: each prompt is trained on once, and no answer is asked for twice."""
+    rig = Rig(journal, scripts={"rollout-0": ["die"]})
+    rig.flow.admit(1)
+    rig.turns(5)
+    assert rig.ready == [0]
+    assert journal.deaths(0) == 1
+    assert len(journal.answers(0)) == 2
+
+
+def test_a_task_that_kills_three_workers_is_poison(journal: Journal) -> None:
+    rig = Rig(journal, scripts={"*": ["die"]})
+    rig.flow.admit(1)
+    rig.turns(8)
+    assert journal.drops() == {"poison": 1}
+    assert rig.flow.tally.drops == {"poison": 1}
+    assert rig.flow.undecided() == set()
+
+
+def test_too_few_scores_drop_the_group_and_a_failure_is_never_zero(journal: Journal) -> None:
+    """E5, E6."""
+    rig = Rig(journal, outcomes=lambda row, n: [scored(1.0), failed()])
+    rig.flow.admit(1)
+    rig.turns(4)
+    assert journal.drops() == {"unscorable": 1}
+    statuses = [s.outcome.status for s in journal.group(0).samples]
+    assert statuses == ["scored", "failed"]
+
+
+def test_failures_above_the_rate_stop_with_the_first_traceback(journal: Journal) -> None:
+    rig = Rig(journal, outcomes=lambda row, n: [failed()] * n)
+    rig.flow.admit(3)
+    with pytest.raises(RewardError, match=r"max_failure_rate=0\.5.*ValueError: no"):
+        rig.turns(6)
+
+
+def test_a_stuck_reward_is_killed_and_its_group_timed_out(journal: Journal) -> None:
+    """E3: the pool does not shrink; the next group scores."""
+    rig = Rig(journal)
+    rig.flow.admit(1)
+    rig.workers.held.add("reward-0")
+    rig.turns(4)
+    assert rig.workers.killed == ["reward-0"]
+    assert journal.drops() == {"unscorable": 1}
+    assert journal.group(0).samples[0].outcome.status == "timed_out"
+    rig.flow.admit(1)
+    rig.turns(4)
+    assert rig.ready == [1]
+
+
+def test_prompts_that_are_too_long_are_dropped_with_a_count_and_others_go_on(journal: Journal) -> None:
+    """C18, C20."""
+    rig = Rig(journal, lengths=(99, 3))
+    rig.flow.admit(2)
+    rig.turns(4)
+    assert journal.drops() == {"too_long": 2}
+    assert sorted(rig.ready) == [1, 3]
+
+
+def test_only_prompts_that_are_too_long_is_an_error(journal: Journal) -> None:
+    rig = Rig(journal, lengths=(99, 98))
+    with pytest.raises(DataError, match="every one of the 2 prompts has more than 8 tokens"):
+        rig.flow.admit(1)
+
+
+def test_dynamic_sampling_drops_groups_of_equal_rewards(journal: Journal) -> None:
+    rig = Rig(journal, outcomes=lambda row, n: [scored(1.0)] * n, dynamic=True)
+    rig.flow.admit(2)
+    rig.turns(4)
+    assert journal.drops() == {"no_signal": 2}
+    assert rig.ready == []
+
+
+def test_what_was_under_way_is_taken_up_again(tmp_path: Path) -> None:
+    with Journal.create(tmp_path / "run", meta={"group_size": "2"}) as journal:
+        rig = Rig(journal, scripts={"rollout-0": ["wait", "wait", "wait"]})
+        rig.flow.admit(2)
+        rig.turns(2)
+    with Journal.open(tmp_path / "run") as journal:
+        again = Rig(journal)
+        again.flow.restore()
+        again.turns(4)
+        assert sorted(again.ready) == [0, 1]
+        assert journal.next_task_id == 2
+        assert journal.deaths(0) == 0  # the driver's stop is not the task's fault
+
+
+def test_leases_are_renewed_by_progress_and_only_when_half_is_gone(journal: Journal) -> None:
+    rig = Rig(journal, scripts={"rollout-0": ["wait"] * 5})
+    rig.flow.admit(1)
+    first = journal.leases()[0].until
+    rig.turns(1)
+    assert journal.leases()[0].until == first
+    rig.turns(1)
+    assert journal.leases()[0].until > first

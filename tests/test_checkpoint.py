@@ -1,0 +1,94 @@
+"""Checkpoints on disk: whole or absent, newest by number."""
+
+import os
+import shutil
+
+import pytest
+
+from cauce import checkpoint
+from cauce.errors import CheckpointError
+
+
+class Writes:
+    """Stands for a learner: writes two files, and may fail between them."""
+
+    def __init__(self, text="weights", fails=False):
+        self.text, self.fails = text, fails
+
+    def save(self, folder):
+        (folder / "model.safetensors").write_text(self.text)
+        if self.fails:
+            raise OSError("No space left on device")
+        (folder / "deeper").mkdir()
+        (folder / "deeper" / "state.json").write_text("{}")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "run"
+
+
+def test_latest_is_the_highest_number_not_the_last_name(run):
+    for plan in (9, 100, 10, 1_000_000):
+        checkpoint.save(run, plan=plan, learner=Writes())
+    assert list(checkpoint.complete(run)) == [9, 10, 100, 1_000_000]
+    number, folder = checkpoint.latest(run)
+    assert number == 1_000_000
+    assert folder == run / "checkpoints" / "plan_1000000"
+    assert (folder / "deeper" / "state.json").read_text() == "{}"
+
+
+def test_nothing_written_is_no_checkpoint(run):
+    assert checkpoint.latest(run) is None
+    assert checkpoint.complete(run) == {}
+
+
+def test_a_failed_save_leaves_what_was_there(run):
+    checkpoint.save(run, plan=1, learner=Writes())
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(run, plan=2, learner=Writes(fails=True))
+    assert [f.name for f in (run / "checkpoints").iterdir()] == ["plan_000001"]
+    assert checkpoint.latest(run)[0] == 1
+
+
+def test_a_save_that_was_killed_is_not_seen_and_swept(run):
+    checkpoint.save(run, plan=1, learner=Writes())
+    left = run / "checkpoints" / "plan_000002.tmp-1"
+    shutil.copytree(run / "checkpoints" / "plan_000001", left)
+    own = run / "checkpoints" / f"plan_000003.tmp-{os.getpid()}"
+    own.mkdir()
+    assert list(checkpoint.complete(run)) == [1]
+    checkpoint.prune(run, keep=2)
+    assert not left.exists()
+    assert own.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "unmarked"])
+def test_a_damaged_checkpoint_is_passed_over(run, damage):
+    checkpoint.save(run, plan=1, learner=Writes())
+    folder = checkpoint.save(run, plan=2, learner=Writes())
+    if damage == "cut":
+        (folder / "model.safetensors").write_text("wei")
+    elif damage == "missing":
+        (folder / "deeper" / "state.json").unlink()
+    else:
+        (folder / checkpoint.MARKER).unlink()
+    assert checkpoint.latest(run)[0] == 1
+    shutil.rmtree(run / "checkpoints" / "plan_000001")
+    with pytest.raises(CheckpointError, match="plan_000002 but no complete checkpoint"):
+        checkpoint.latest(run)
+
+
+def test_saving_again_replaces(run):
+    checkpoint.save(run, plan=3, learner=Writes("old"))
+    folder = checkpoint.save(run, plan=3, learner=Writes("new"))
+    assert (folder / "model.safetensors").read_text() == "new"
+
+
+def test_prune_keeps_the_newest(run):
+    for plan in (9, 10, 100):
+        checkpoint.save(run, plan=plan, learner=Writes())
+    assert checkpoint.prune(run, keep=2) == [9]
+    assert list(checkpoint.complete(run)) == [10, 100]
+    with pytest.raises(ValueError, match="keep is 0"):
+        checkpoint.prune(run, keep=0)
