@@ -74,9 +74,7 @@ class ScriptedWorkers:
         self.killed: list[str] = []
         self.held: set[str] = set()
 
-    def start(
-        self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]
-    ) -> Worker:
+    def start(self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]) -> Worker:
         self.started.append(name)
         return Worker(name=name, role=role, handle=self.make(name), node="here")
 

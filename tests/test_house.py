@@ -114,23 +114,17 @@ def test_the_file_tree_of_the_readme_is_true() -> None:
 
 def test_imports_keep_to_their_floors() -> None:
     tool = Path(sys.executable).parent / "lint-imports"
-    done = subprocess.run(
-        [tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
 def test_floor_0_loads_no_torch_no_ray_no_transformers() -> None:
     modules = ["cauce.types", "cauce.errors"]
     recipe = ROOT / "src/cauce/recipe"
-    modules += [
-        f"cauce.recipe.{path.stem}" for path in sorted(recipe.glob("*.py")) if path.stem != "__init__"
-    ]
+    modules += [f"cauce.recipe.{path.stem}" for path in sorted(recipe.glob("*.py")) if path.stem != "__init__"]
     code = (
         f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
         "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

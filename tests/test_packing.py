@@ -45,7 +45,8 @@ def test_layout_by_hand():
         sequence(7, [1, 2, 3], [14]),
     ]
     (packed,) = pack(sequences, 100)
-    # The prompt of group 7 once, its two answers, then group 8; last trained tokens and what follows are not read.
+    # The prompt of group 7 once, its two answers, then group 8; last trained tokens and what follows are not
+    # read.
     assert packed.token_ids_N.tolist() == [1, 2, 3, 4, 5, 9, 10, 11]
     assert packed.position_ids_N.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
     assert packed.prompts_G.tolist() == [[0, 3], [5, 1]]

@@ -19,9 +19,7 @@ SHOWN_MODEL, SHOWN_PLANS = "model.path=SmolLM2-135M-Instruct", "run.plans=20"
 def test_every_command_exists() -> None:
     named = set(re.findall(r"cauce (train|\w+) (?:RUN|RECIPE|grpo|runs/)", README))
     named |= set(re.findall(r"`cauce (\w+)", README))
-    known = {
-        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
-    }
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     assert named - known == set()
     assert {"train", "resume", "replay", "check", "chat", "doctor"} <= named
 

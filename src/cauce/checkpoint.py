@@ -34,9 +34,7 @@ def save(run_dir: Path, *, plan: int, learner: Saves) -> Path:
     beside.mkdir()
     try:
         learner.save(beside)
-        files = {
-            str(f.relative_to(beside)): f.stat().st_size for f in sorted(beside.rglob("*")) if f.is_file()
-        }
+        files = {str(f.relative_to(beside)): f.stat().st_size for f in sorted(beside.rglob("*")) if f.is_file()}
         (beside / MARKER).write_text(json.dumps({"plan": plan, "files": files}, indent=1) + "\n")
         _sync_tree(beside)
     except BaseException:
@@ -66,11 +64,7 @@ def latest(run_dir: Path) -> tuple[int, Path] | None:
         number = max(whole)
         return number, whole[number]
     parent = Path(run_dir) / "checkpoints"
-    leftovers = (
-        sorted(f.name for f in parent.iterdir() if not _UNFINISHED.fullmatch(f.name))
-        if parent.exists()
-        else []
-    )
+    leftovers = sorted(f.name for f in parent.iterdir() if not _UNFINISHED.fullmatch(f.name)) if parent.exists() else []
     if leftovers:
         raise CheckpointError(
             f"{parent} holds {', '.join(leftovers[:5])} but no complete checkpoint; restore one, or move the "

@@ -21,10 +21,11 @@ from cauce.environments.single_turn import SingleTurn
 from cauce.errors import DataError
 from cauce.learner.learner import Learner as CoreLearner
 from cauce.metrics.live import make_view
-from cauce.metrics.observer import Observer
+from cauce.metrics.observer import Observer, Observers
 from cauce.models.load import load_model, resolve_dtype
 from cauce.recipe.load import load_recipe
 from cauce.recipe.models import AlgorithmSettings, DataSettings, LearnerSettings
+from cauce.report.observer import ReportObserver
 from cauce.stages import rl
 from cauce.types import Completion, GenerationRequest, Group, Outcome, Prompt, Row, Sample, Sampling
 
@@ -78,7 +79,7 @@ class Trainer:
             rows=self._rows,
             test_rows=self._test,
             reward=self._reward,
-            observer=self._observer or make_view(live=self.recipe.logging.live),
+            observer=Observers([ReportObserver(), self._observer or make_view(live=self.recipe.logging.live)]),
         )
 
     @staticmethod
@@ -98,7 +99,7 @@ class Trainer:
             rows=None if data is None else list(data),
             test_rows=None if test is None else list(test),
             reward=reward,
-            observer=observer or make_view(),
+            observer=Observers([ReportObserver(), observer or make_view()]),
         )
 
 
@@ -216,9 +217,7 @@ class Learner:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         loaded = load_model(model, dtype=torch.float32, attention="sdpa")
-        self._algorithm = resolve(
-            AlgorithmSettings(name=algorithm), max_tokens=max_tokens, correction_needed=True
-        )
+        self._algorithm = resolve(AlgorithmSettings(name=algorithm), max_tokens=max_tokens, correction_needed=True)
         self._learner = CoreLearner(
             loaded,
             algorithm=self._algorithm,

@@ -67,9 +67,7 @@ class PackedBatch:
             yield int(row), slice(int(start), int(end))
 
 
-def pack(
-    sequences: Sequence[TrainSequence], token_budget: int, *, share_prompts: bool = True
-) -> list[PackedBatch]:
+def pack(sequences: Sequence[TrainSequence], token_budget: int, *, share_prompts: bool = True) -> list[PackedBatch]:
     """Cut sequences into micro-batches of at most `token_budget` packed tokens, groups in order of
     appearance.
 

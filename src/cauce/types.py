@@ -21,9 +21,7 @@ Prompt = str | list[Message]
 FinishReason = Literal["stop", "length", "aborted"]
 OutcomeStatus = Literal["scored", "abstained", "failed", "timed_out"]
 TaskState = Literal["pending", "leased", "ready", "planned", "trained", "dropped"]
-DropReason = Literal[
-    "filtered", "no_signal", "unscorable", "poison", "stale", "non_finite", "run_complete", "too_long"
-]
+DropReason = Literal["filtered", "no_signal", "unscorable", "poison", "stale", "non_finite", "run_complete", "too_long"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

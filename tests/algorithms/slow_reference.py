@@ -71,9 +71,7 @@ def kl_estimate(logp: float, reference: float, estimator: str) -> float:
     return math.exp(reference) / math.exp(logp) - (reference - logp) - 1.0
 
 
-def policy_token(
-    logp: float, proximal: float, behaviour: float, advantage: float, rules: Rules
-) -> tuple[float, float]:
+def policy_token(logp: float, proximal: float, behaviour: float, advantage: float, rules: Rules) -> tuple[float, float]:
     """Loss of one token and its derivative."""
     ratio = math.exp(logp) / math.exp(proximal)
     if advantage >= 0:

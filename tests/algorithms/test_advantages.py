@@ -24,9 +24,7 @@ def advantages_of(*groups: Group, name: str = "grpo", **overrides: object) -> li
 
 
 def test_standard_deviation_is_that_of_a_sample() -> None:
-    np.testing.assert_allclose(
-        group_advantages([1, 0, 0, 0], "group_std"), [1.5, -0.5, -0.5, -0.5], rtol=1e-6
-    )
+    np.testing.assert_allclose(group_advantages([1, 0, 0, 0], "group_std"), [1.5, -0.5, -0.5, -0.5], rtol=1e-6)
 
 
 def test_centred_and_leave_one_out() -> None:
@@ -48,9 +46,7 @@ def test_every_answer_feeds_the_statistics() -> None:
 
 
 def test_uneven_groups_and_a_group_of_one() -> None:
-    np.testing.assert_allclose(
-        group_advantages([1, 0, 0], "group_std"), [1.1547, -0.5774, -0.5774], atol=1e-4
-    )
+    np.testing.assert_allclose(group_advantages([1, 0, 0], "group_std"), [1.1547, -0.5774, -0.5774], atol=1e-4)
     with pytest.warns(UserWarning, match="group of one"):
         assert group_advantages([5], "group_std").tolist() == [0.0]
     alone = rewards_group(2, [5])
@@ -102,14 +98,10 @@ def test_advantages_are_centred_and_bounded(rewards: list[float]) -> None:
 @given(st.data())
 def test_order_of_groups_and_answers_does_not_matter(data: st.DataObject) -> None:
     rewards = data.draw(
-        st.lists(
-            st.lists(st.sampled_from([0.0, 0.25, 1.0, 7.0]), min_size=2, max_size=5), min_size=1, max_size=4
-        )
+        st.lists(st.lists(st.sampled_from([0.0, 0.25, 1.0, 7.0]), min_size=2, max_size=5), min_size=1, max_size=4)
     )
     groups = [rewards_group(task, values) for task, values in enumerate(rewards)]
-    shuffled = [
-        group(g.task, data.draw(st.permutations(g.samples))) for g in data.draw(st.permutations(groups))
-    ]
+    shuffled = [group(g.task, data.draw(st.permutations(g.samples))) for g in data.draw(st.permutations(groups))]
     for name in ("grpo", "dr_grpo", "rloo"):
         before, after = (
             {
@@ -237,13 +229,9 @@ def test_a_non_finite_log_prob_of_a_trained_token_raises(where: str, value: floa
             sample(0.0, task=3, index=1, logps=rows["behaviour"][1], mask=mask),
         ]
         proximal, reference = (tuple(map(np.float32, rows[name])) for name in ("proximal", "reference"))
-        return ScoredBatch(
-            groups=(group(3, samples),), proximal_logps=(proximal,), reference_logps=(reference,)
-        )
+        return ScoredBatch(groups=(group(3, samples),), proximal_logps=(proximal,), reference_logps=(reference,))
 
-    with pytest.raises(
-        TrainingStopped, match=f"task 3, answer 1: {where} log-probability of trained token 1"
-    ):
+    with pytest.raises(TrainingStopped, match=f"task 3, answer 1: {where} log-probability of trained token 1"):
         train_sequences(algorithm(kl_coef=0.1), scored([1, 1]))
     assert len(train_sequences(algorithm(kl_coef=0.1), scored([1, 0]))) == 2
 
@@ -258,9 +246,7 @@ def test_a_non_finite_reward_raises(value: float) -> None:
 
 def test_log_probs_that_do_not_fit_their_answers_raise() -> None:
     two = rewards_group(1, [0, 1])
-    short = ScoredBatch(
-        groups=(two,), proximal_logps=((np.float32([-1.0]), np.float32([-1.0])),), reference_logps=None
-    )
+    short = ScoredBatch(groups=(two,), proximal_logps=((np.float32([-1.0]), np.float32([-1.0])),), reference_logps=None)
     with pytest.raises(ValueError, match="unequal lengths"):
         train_sequences(algorithm(), short)
     missing = ScoredBatch(groups=(two,), proximal_logps=((np.float32([-1.0, -1.0]),),), reference_logps=None)

@@ -54,9 +54,7 @@ def test_expected_gradient_is_that_of_the_kl_divergence(estimator: str) -> None:
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_expected_gradient_through_the_loss(estimator: str, is_stale: bool) -> None:
     """Also for samples of an older policy, where the correction is on and its cap is not reached."""
-    rules = algorithm(
-        kl_coef=0.5, kl_estimator=estimator, correction="on" if is_stale else "off", correction_cap=1e3
-    )
+    rules = algorithm(kl_coef=0.5, kl_estimator=estimator, correction="on" if is_stale else "off", correction_cap=1e3)
     sampler_V = BEHAVIOUR if is_stale else LOGITS.log_softmax(0)
     logits = LOGITS.clone().requires_grad_()
     loss_V, _ = policy_terms(

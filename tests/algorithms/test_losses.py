@@ -236,9 +236,7 @@ def test_values_under_the_mask_change_nothing(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 6))
     mask = data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
     values = {f: data.draw(st.lists(st.floats(-3, 0), min_size=size, max_size=size)) for f in FIELDS}
-    other = {
-        f: [v if m else data.draw(NUMBERS) for v, m in zip(values[f], mask, strict=True)] for f in FIELDS
-    }
+    other = {f: [v if m else data.draw(NUMBERS) for v, m in zip(values[f], mask, strict=True)] for f in FIELDS}
     rules = algorithm(kl_coef=0.2, correction="on", dual_clip=3.0)
     before, after = terms(rules, mask=mask, **values), terms(rules, mask=mask, **other)
     assert torch.equal(before[0], after[0])

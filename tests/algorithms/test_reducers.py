@@ -36,9 +36,7 @@ def test_accumulation_does_not_change_an_sgd_step(aggregation: str, size: int) -
     for _ in range(0, 4, size):
         loss_N = (parameter**2).expand(3 * size)
         rows_N = torch.arange(size).repeat_interleave(3)
-        aggregate(
-            loss_N, torch.ones(3 * size), rows_N, algorithm=rules, num_tokens=12, num_sequences=4
-        ).backward()
+        aggregate(loss_N, torch.ones(3 * size), rows_N, algorithm=rules, num_tokens=12, num_sequences=4).backward()
     per_token = {"sequence_mean_token_sum": 3.0, "token_sum_constant": 3.0 / LENGTH}.get(aggregation, 1.0)
     assert float(parameter.grad) == pytest.approx(4.0 * per_token, rel=1e-12)
 

@@ -12,8 +12,7 @@ from tests.algorithms.cases import MAX_TOKENS, algorithm
 
 def test_rows_are_those_of_the_papers() -> None:
     rows = {
-        name: (row.advantage, row.aggregation, row.clip_low, row.clip_high, row.arxiv)
-        for name, row in TRAITS.items()
+        name: (row.advantage, row.aggregation, row.clip_low, row.clip_high, row.arxiv) for name, row in TRAITS.items()
     }
     assert rows == {
         "grpo": ("group_std", "sequence_mean_token_mean", 0.2, 0.2, "2402.03300"),
@@ -40,9 +39,7 @@ def test_constant_length_is_the_token_limit_unless_named() -> None:
     ("correction", "is_needed", "cap"),
     [("auto", False, None), ("auto", True, 2.0), ("on", False, 2.0), ("off", True, None)],
 )
-def test_correction_is_on_where_the_sampler_differs(
-    correction: str, is_needed: bool, cap: float | None
-) -> None:
+def test_correction_is_on_where_the_sampler_differs(correction: str, is_needed: bool, cap: float | None) -> None:
     assert algorithm(correction=correction, correction_needed=is_needed).correction_cap == cap
 
 

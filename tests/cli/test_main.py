@@ -27,9 +27,7 @@ def exit_code(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["doctor"], ["recipes"], ["train", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor"], ["recipes"], ["train", "--help"]])
 def test_quick_answers_are_quick_and_load_nothing_heavy(arguments: list[str]) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
@@ -44,9 +42,7 @@ def test_quick_answers_are_quick_and_load_nothing_heavy(arguments: list[str]) ->
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = f"import sys, cauce; print([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -58,9 +54,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
     out = capsys.readouterr().out
-    names = {
-        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
-    }
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     assert names == {"train", "resume", "replay", "check", "recipes", "doctor", "report", "chat"}
     assert all(name in out for name in [*names, "model"])
 

@@ -21,9 +21,7 @@ def test_without_shuffle_it_is_the_order_of_the_data() -> None:
 
 def test_it_is_the_same_in_another_process_and_in_any_order_of_asking() -> None:
     asked = [2**40, 5, 12345, 0]
-    code = (
-        f"from cauce.data.order import row_index; print([row_index(n, 100, -1, True) for n in {asked[::-1]}])"
-    )
+    code = f"from cauce.data.order import row_index; print([row_index(n, 100, -1, True) for n in {asked[::-1]}])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == str([row_index(n, 100, -1, True) for n in asked][::-1]), done.stderr
 

@@ -127,9 +127,7 @@ def test_keys_by_hand() -> None:
 
 
 def test_columns_are_renamed_and_kept() -> None:
-    source = load(
-        {"q": "What?", "result": {"value": "4"}}, columns={"question": "q", "answer": "result.value"}
-    )
+    source = load({"q": "What?", "result": {"value": "4"}}, columns={"question": "q", "answer": "result.value"})
     row = source[0]
     assert (source.shape, row.prompt, row.columns["answer"]) == ("question_answer", "What?", "4")
     assert row.columns["q"] == "What?"

@@ -20,9 +20,7 @@ ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n % 2} for n in
 
 def load(spec: Any, **settings: Any) -> RowSource:
     """Training rows."""
-    return load_rows(
-        str(spec) if isinstance(spec, Path) else spec, settings=DataSettings(**settings), split="train"
-    )
+    return load_rows(str(spec) if isinstance(spec, Path) else spec, settings=DataSettings(**settings), split="train")
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
@@ -73,14 +71,10 @@ def test_globs_and_folders_keep_the_order_of_names_and_skip_empty_files(tmp_path
 
 
 def test_nested_parquet_becomes_plain_python(tmp_path: Path) -> None:
-    rows = [
-        {"prompt": [{"role": "user", "content": "q"}], "extra_info": {"ids": [1, 2], "deep": [{"a": [3]}]}}
-    ]
+    rows = [{"prompt": [{"role": "user", "content": "q"}], "extra_info": {"ids": [1, 2], "deep": [{"a": [3]}]}}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     assert load(tmp_path / "rows.parquet")[0].columns["extra_info"] == rows[0]["extra_info"]
-    frame_like = [
-        {"prompt": np.array(rows[0]["prompt"], dtype=object), "extra_info": {"ids": np.array([1, 2])}}
-    ]
+    frame_like = [{"prompt": np.array(rows[0]["prompt"], dtype=object), "extra_info": {"ids": np.array([1, 2])}}]
     assert load(frame_like)[0].prompt == rows[0]["prompt"]
     assert load(frame_like)[0].columns["extra_info"] == {"ids": [1, 2]}
 

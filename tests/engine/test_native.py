@@ -40,9 +40,7 @@ def test_greedy_equals_transformers_generate(folders: dict[str, Path], kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_recorded_logps_are_those_of_a_plain_forward(
-    folders: dict[str, Path], kind: str, deterministic: bool
-) -> None:
+def test_recorded_logps_are_those_of_a_plain_forward(folders: dict[str, Path], kind: str, deterministic: bool) -> None:
     # C1, C2, C6, C8: 21 samples of 7 prompts share 5 slots and join at different steps.
     model = plain_model(folders[kind])
     engine = engine_of(folders[kind], slots=5, deterministic=deterministic)
@@ -74,13 +72,9 @@ def test_samples_do_not_depend_on_the_engine_or_its_company(llama: Path) -> None
     few = [c for r in reversed(requests) for c in engine_of(llama, slots=2).generate([r])]
     tokens = {(c.task, c.index): c.token_ids.tolist() for c in crowd}
     assert tokens == {(c.task, c.index): c.token_ids.tolist() for c in few}
-    longest = max(
-        crowd, key=lambda c: len(c.token_ids) if requests[c.task].sampling.temperature == 1.0 else 0
-    )
+    longest = max(crowd, key=lambda c: len(c.token_ids) if requests[c.task].sampling.temperature == 1.0 else 0)
     task, index = longest.task, longest.index
-    retry = ask(
-        task, requests[task].prompt_ids, samples=(index,), max_tokens=5
-    )  # a new lease for one of three
+    retry = ask(task, requests[task].prompt_ids, samples=(index,), max_tokens=5)  # a new lease for one of three
     assert engine_of(llama, slots=2).generate([retry])[0].token_ids.tolist() == tokens[task, index][:5]
     assert len(tokens[task, index]) > 5
 
@@ -103,9 +97,7 @@ def test_deterministic_is_bitwise_the_same_alone_and_in_a_crowd(llama: Path) -> 
     by_key = {(c.task, c.index): c for c in together}
     for request in (crowd[1], crowd[4], crowd[8]):
         engine = engine_of(llama, slots=12, deterministic=True)
-        engine.generate(
-            [ask(99, random_prompt(3), samples=5, max_tokens=2)]
-        )  # other rows, other stale content
+        engine.generate([ask(99, random_prompt(3), samples=5, max_tokens=2)])  # other rows, other stale content
         engine.submit(ask(98, random_prompt(40), max_tokens=9))
         engine.step()
         engine.cancel(98)
@@ -156,9 +148,7 @@ def test_sampled_ids_are_kept_as_sampled(llama: Path) -> None:
     tokenizer = load_model(str(llama), dtype=torch.float32, attention="sdpa").tokenizer
     again = tokenizer(tokenizer.decode(completion.token_ids), add_special_tokens=False)["input_ids"]
     assert again != completion.token_ids.tolist()  # so that the next line says something
-    np.testing.assert_allclose(
-        completion.logps, plain_logps(plain_model(llama), request, completion), atol=1e-5
-    )
+    np.testing.assert_allclose(completion.logps, plain_logps(plain_model(llama), request, completion), atol=1e-5)
 
 
 def test_dropout_is_off(tmp_path: Path) -> None:
@@ -168,9 +158,7 @@ def test_dropout_is_off(tmp_path: Path) -> None:
     loaded.model.train()
     request = ask(0, random_prompt(9), samples=4)
     for completion in NativeEngine(loaded, slots=4).generate([request]):
-        np.testing.assert_allclose(
-            completion.logps, plain_logps(plain_model(folder), request, completion), atol=1e-5
-        )
+        np.testing.assert_allclose(completion.logps, plain_logps(plain_model(folder), request, completion), atol=1e-5)
 
 
 def test_progress_and_cancel(llama: Path) -> None:

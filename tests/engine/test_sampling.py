@@ -83,8 +83,7 @@ def test_uniforms_are_a_function_of_seed_task_and_index() -> None:
     # D13, D14
     assert np.array_equal(uniforms(1, 2, 3, 5), uniforms(1, 2, 3, 9)[:5])
     streams = [
-        uniforms(*key, 4).tobytes()
-        for key in ((1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (2, 1, 3), (-1, 2, 3))
+        uniforms(*key, 4).tobytes() for key in ((1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (2, 1, 3), (-1, 2, 3))
     ]
     assert len(set(streams)) == 6
     values = uniforms(0, 0, 0, 100_000)

@@ -57,9 +57,7 @@ def test_markers_are_single_tokens_and_not_their_letters() -> None:
 
 def test_system_text_goes_first_and_gives_way_to_the_rows_own() -> None:
     with_system = environment(system="Be brief.")
-    assert with_system.render(row("hi")).text.startswith(
-        f"{START}system\nBe brief.<|im_end|>\n{START}user\nhi"
-    )
+    assert with_system.render(row("hi")).text.startswith(f"{START}system\nBe brief.<|im_end|>\n{START}user\nhi")
     own = [{"role": "system", "content": "Be long."}, {"role": "user", "content": "hi"}]
     assert "brief" not in with_system.render(row(own)).text
 
@@ -131,9 +129,7 @@ def test_long_prompts_are_counted_whole_and_none_fitting_is_an_error() -> None:
     survey = survey_prompts(short, [row("abc"), row("abcdefghij"), row("abcdef")], limit=6)
     assert (survey.longest, survey.too_long) == (10, (1,))
     assert len(short.render(row("abcdefghij")).token_ids) == 10  # rendered as it is, never cut
-    with pytest.raises(
-        DataError, match=r"all 2 prompts are longer than 6 tokens; the shortest has 10 tokens"
-    ):
+    with pytest.raises(DataError, match=r"all 2 prompts are longer than 6 tokens; the shortest has 10 tokens"):
         survey_prompts(short, [row("abcdefghij")] * 2, limit=6)
 
 

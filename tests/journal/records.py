@@ -65,9 +65,7 @@ def admit(journal: Journal, num: int) -> list[int]:
 def make_ready(journal: Journal, task: int, *, version: int = 0) -> None:
     """Bring an admitted task all the way to `ready`, in one commit."""
     with journal.transaction():
-        attempt = journal.lease(
-            task, indices=range(GROUP_SIZE), worker="actor-0", version=version, until=1e12
-        )
+        attempt = journal.lease(task, indices=range(GROUP_SIZE), worker="actor-0", version=version, until=1e12)
         answers = [make_answer(task, i, attempt=attempt, version=version) for i in range(GROUP_SIZE)]
         journal.record_answers(answers)
         journal.record_outcomes([(task, i, scored(float(i))) for i in range(GROUP_SIZE)])

@@ -114,9 +114,7 @@ def test_damage_in_the_middle_is_named_when_it_is_read(tmp_path: Path) -> None:
     with new_journal(tmp_path) as journal:
         for task in admit(journal, 3):
             make_ready(journal, task)
-        file, offset = journal._connection.execute(
-            "SELECT file, offset FROM sample WHERE task = 1"
-        ).fetchone()
+        file, offset = journal._connection.execute("SELECT file, offset FROM sample WHERE task = 1").fetchone()
     path = tmp_path / "payloads" / file
     content = bytearray(path.read_bytes())
     content[offset + 30] ^= 1
@@ -209,9 +207,7 @@ def test_payloads_are_synced_before_the_rows_that_point_at_them(
 
     def recording_fsync(descriptor: int) -> None:
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-        order.append(
-            f"sync {name} at {os.fstat(descriptor).st_size}" if name.endswith(".bin") else f"sync {name}"
-        )
+        order.append(f"sync {name} at {os.fstat(descriptor).st_size}" if name.endswith(".bin") else f"sync {name}")
         fsync(descriptor)
 
     def record_end(statement: str) -> None:

@@ -82,9 +82,7 @@ def test_only_whole_plans_of_ready_tasks_are_written(tmp_path: Path) -> None:
         ):
             with pytest.raises(JournalError, match=words):
                 journal.write_plan(make_plan(1, tasks))
-        with pytest.raises(
-            JournalError, match=r"mini_batches hold the tasks \[0\] and its tasks are \[0, 1\]"
-        ):
+        with pytest.raises(JournalError, match=r"mini_batches hold the tasks \[0\] and its tasks are \[0, 1\]"):
             journal.write_plan(Plan(number=1, tasks=(0, 1), mini_batches=((0,),)))
         assert journal.last_plan == 0
         assert journal.counts()["planned"] == 0

@@ -79,9 +79,7 @@ def test_the_first_answer_and_the_first_outcome_win(tmp_path: Path) -> None:
         assert journal.lease(0, indices=(0, 1), worker="b", version=0, until=1.0) == 2
         second = make_answer(0, 0, attempt=2, salt=1)
         late = make_answer(0, 0, attempt=1, salt=2)
-        other = make_answer(
-            0, 1, attempt=1
-        )  # of the attempt that has ended, and still the first of its index
+        other = make_answer(0, 1, attempt=1)  # of the attempt that has ended, and still the first of its index
         assert journal.record_answers([second, late, other]) == [True, False, True]
         assert journal.record_answers([late]) == [False]
         assert_same_answer(journal.answers(0)[0], second)

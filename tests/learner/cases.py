@@ -81,7 +81,7 @@ def random_sequences(
     masked: bool = False,
     scored: bool = False,
 ) -> list[TrainSequence]:
-    """Groups of unequal prompts and answers; `masked` writes environment tokens, `scored` adds other policies."""
+    """Groups of unequal lengths; `masked` writes environment tokens, `scored` adds other policies."""
     random = np.random.default_rng(seed)
     made = []
     for group in range(groups):

@@ -56,8 +56,8 @@ def summed(learner):
 
 
 def slow_loss(model, batch: Batch, row, temperature):
-    """The loss written out one token at a time: clipped ratio to proximal, weight proximal / behaviour; KL with the
-    value of k3 and the gradient of k2."""
+    """The loss written out one token at a time: clipped ratio to proximal, weight proximal / behaviour; KL
+    with the value of k3 and the gradient of k2."""
     total = torch.zeros((), dtype=torch.float64)
     for made in batch.sequences:
         logps = slow_logps(model, made, temperature)
@@ -80,12 +80,15 @@ def slow_loss(model, batch: Batch, row, temperature):
             inner = inner + loss
         if not trained:
             continue
-        total = total + {
-            "token_mean": inner / batch.num_tokens,
-            "sequence_mean_token_mean": inner / len(trained) / batch.num_sequences,
-            "sequence_mean_token_sum": inner / batch.num_sequences,
-            "token_sum_constant": inner / row.aggregation_length / batch.num_sequences,
-        }[row.aggregation]
+        total = (
+            total
+            + {
+                "token_mean": inner / batch.num_tokens,
+                "sequence_mean_token_mean": inner / len(trained) / batch.num_sequences,
+                "sequence_mean_token_sum": inner / batch.num_sequences,
+                "token_sum_constant": inner / row.aggregation_length / batch.num_sequences,
+            }[row.aggregation]
+        )
     return total
 
 
@@ -105,9 +108,7 @@ def test_loss_and_gradient_equal_a_slow_float64_loop(learner_of, aggregation, ki
     assert_close(summed(learner), gradients(double), 5e-5)
 
 
-@hypothesis_settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 100),
     budget=st.integers(1, 60),
@@ -165,9 +166,7 @@ def test_what_the_mask_hides_changes_nothing(learner_of):
 
 def test_groups_without_signal_are_skipped_but_count(learner_of):
     sequences = random_sequences(13)
-    silent = [
-        replace(s, advantages=np.zeros_like(s.advantages)) if s.group == 1 else s for s in sequences
-    ]
+    silent = [replace(s, advantages=np.zeros_like(s.advantages)) if s.group == 1 else s for s in sequences]
     skipping = learner_of()
     metrics = skipping.forward_backward(make_batch(silent))
     assert metrics["learner/skipped_groups"] == 1
@@ -221,7 +220,10 @@ def test_log_ratio_and_entropy_come_from_the_same_distribution_as_sampling(learn
 
 def test_score_equals_the_slow_loop_and_zeroes_what_was_not_sampled(learner_of):
     mask = np.array([1, 0, 1, 1], np.uint8)
-    groups = [group_of(3, [1, 2, 3], [[4, 5, 6, 7], [8, 9, 10, 11]], mask=mask), group_of(9, [12], [[13], []])]
+    groups = [
+        group_of(3, [1, 2, 3], [[4, 5, 6, 7], [8, 9, 10, 11]], mask=mask),
+        group_of(9, [12], [[13], []]),
+    ]
     learner = learner_of("qwen2", row=algorithm(kl_coef=0.1), token_budget=5)
     double = float64_copy(learner._model)
     scored = learner.score(groups, proximal=True)
@@ -278,7 +280,7 @@ def test_non_finite_numbers_reach_neither_weights_nor_moments(learner_of, poison
     before = learner.checksum()
     bad = list(good.sequences)
     if poison == "weights":  # finite loss, infinite gradient
-        name, gradient = next(iter(learner._weights.masters.items()))
+        name = next(iter(learner._weights.masters))
         learner.forward_backward(good)
         learner._weights.masters[name].grad[0] = torch.inf
     else:

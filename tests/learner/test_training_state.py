@@ -16,9 +16,7 @@ from tests.learner.cases import algorithm, loaded, random_sequences, settings
 
 def learner(folder, kind="llama_tied", **changes):
     chosen = settings(lr=0.01, schedule="cosine", weight_decay=0.1, **changes)
-    return Learner(
-        loaded(folder, kind), algorithm=algorithm(), settings=chosen, temperature=1.0, total_steps=10
-    )
+    return Learner(loaded(folder, kind), algorithm=algorithm(), settings=chosen, temperature=1.0, total_steps=10)
 
 
 def train(each, steps):
@@ -60,7 +58,12 @@ def test_random_generators_go_on(tmp_path):
     torch.manual_seed(3), np.random.seed(4), random.seed(5)
     np.random.standard_normal(), random.gauss(0, 1)  # both keep a second number back
     each.save(tmp_path / "saved")
-    expected = torch.rand(3).tolist(), np.random.standard_normal(3).tolist(), random.gauss(0, 1), random.random()
+    expected = (
+        torch.rand(3).tolist(),
+        np.random.standard_normal(3).tolist(),
+        random.gauss(0, 1),
+        random.random(),
+    )
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
     each.load(tmp_path / "saved")
     found = torch.rand(3).tolist(), np.random.standard_normal(3).tolist(), random.gauss(0, 1), random.random()

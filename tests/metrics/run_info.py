@@ -29,7 +29,9 @@ def plan_metrics(plan: int) -> dict[str, float]:
         "time/reward": 0.0,
         "time/learn": 5.0,
         "time/sync": 1.0,
-        "time/idle": 1.0,
+        "time/idle": 0.75,
+        "time/journal": 0.05,
+        "time/checksum": 0.2,
         "time/total": 10.0,
         "tokens_per_s": 400.0,
     }

@@ -191,3 +191,11 @@ def test_all_observers_are_told_in_order(tmp_path: Path) -> None:
     both.on_eval(3, "test", 0.5)
     both.on_end({})
     assert heard == [("a", "x"), ("b", "x"), ("a", (3, "test", 0.5)), ("b", (3, "test", 0.5))]
+
+
+def test_a_failure_is_named_at_the_end(tmp_path: Path) -> None:
+    file = io.StringIO()
+    view = PlainView(Console(file=file, width=200))
+    view.on_start(run_info(tmp_path))
+    view.on_end({"status": "failed", "plans": 3, "failure": "WorkerError: rollout 0 [died]"})
+    assert "failed: 3 of 40 plans\nWorkerError: rollout 0 [died]\n" in file.getvalue()

@@ -14,15 +14,30 @@ def test_the_page_is_current() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["reward/mean", "reward/last_number/mean", "eval/test/accuracy", "time/checksum", "custom/my number"]
-    + [f"time/{part}" for part in TIME_PARTS],
+    [
+        "reward/mean",
+        "reward/last_number/mean",
+        "eval/test/accuracy",
+        "time/checksum",
+        "reward/acc",
+        "rollout/dropped_stale",
+    ]
+    + [name for names in TIME_PARTS.values() for name in names],
 )
 def test_known_names(name: str) -> None:
     assert is_known(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["reward/maen", "reward/a/b/mean", "eval/accuracy", "rewardXmean", "reward/mean/x"]
+    "name",
+    [
+        "policy/entorpy",
+        "rollout/dropped_",
+        "reward/a/b/mean",
+        "eval/accuracy",
+        "rewardXmean",
+        "reward/mean/x",
+    ],
 )
 def test_unknown_names(name: str) -> None:
     assert not is_known(name)

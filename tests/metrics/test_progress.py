@@ -38,15 +38,14 @@ def test_before_the_first_plan_nothing_is_known(tmp_path: Path) -> None:
 
 def test_time_shares_sum_to_one(tmp_path: Path) -> None:
     shares = dict(progress_after(tmp_path, 3).time_shares())
-    assert shares == pytest.approx({"generate": 0.3, "reward": 0.0, "learn": 0.5, "sync": 0.1, "idle": 0.1})
+    assert shares == pytest.approx(
+        {"generate": 0.3, "reward": 0.0, "learn": 0.5, "sync": 0.1, "record": 0.025, "idle": 0.075}
+    )
 
 
 def test_a_loss_near_zero_is_called_normal_at_first(tmp_path: Path) -> None:
     # Catalogue J5.
-    assert (
-        "a loss near 0 is normal: group-relative advantages sum to zero"
-        in progress_after(tmp_path, 1).normal()
-    )
+    assert "a loss near 0 is normal: group-relative advantages sum to zero" in progress_after(tmp_path, 1).normal()
     assert "loss" not in progress_after(tmp_path, 6).normal()
 
 
@@ -75,13 +74,10 @@ def test_evaluation_finds_the_interval_of_its_answers(tmp_path: Path) -> None:
 def test_plain_line_of_a_plan(tmp_path: Path) -> None:
     line = plan_line(progress_after(tmp_path, 2), now=50.0)
     assert line == (
-        "plan 2/40  reward 0.120  loss 0.0010  grad norm 1.25  length 14.0  "
-        "tokens/s 400  seconds 10.0  6:20 left"
+        "plan 2/40  reward 0.120  loss 0.0010  grad norm 1.25  length 14.0  tokens/s 400  seconds 10.0  6:20 left"
     )
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(5.4, "0:05"), (485, "8:05"), (3723, "1:02:03"), (59.7, "1:00")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(5.4, "0:05"), (485, "8:05"), (3723, "1:02:03"), (59.7, "1:00")])
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text

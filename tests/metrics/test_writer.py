@@ -68,12 +68,19 @@ def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:
     assert row["optim/grad_norm"] is None
 
 
-def test_a_name_outside_the_list_is_written_and_reported_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_outside_the_list_is_written_and_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = MetricsWriter(tmp_path)
     with caplog.at_level(logging.WARNING):
-        writer.on_plan(1, {"reward/maen": 0.5, "reward/mean": 0.5})
-        writer.on_plan(2, {"reward/maen": 0.5})
-    assert [record.getMessage().split(": ")[1] for record in caplog.records] == ["reward/maen"]
-    assert lines(tmp_path)[1]["reward/maen"] == 0.5
+        writer.on_plan(1, {"policy/entorpy": 0.5, "reward/mean": 0.5})
+        writer.on_plan(2, {"policy/entorpy": 0.5})
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == ["policy/entorpy"]
+    assert lines(tmp_path)[1]["policy/entorpy"] == 0.5
+
+
+def test_plans_that_only_the_journal_knows_are_restored(tmp_path: Path) -> None:
+    write_plans(tmp_path, range(1, 3), reward=0.5).close()
+    writer = MetricsWriter(tmp_path)
+    writer.restore({plan: {"reward/mean": 0.25} for plan in (1, 2, 3)})
+    writer.on_plan(4, {"reward/mean": 0.75})
+    found = [(row["plan"], row["reward/mean"]) for row in lines(tmp_path)]
+    assert found == [(1, 0.5), (2, 0.5), (3, 0.25), (4, 0.75)]

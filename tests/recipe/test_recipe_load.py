@@ -82,9 +82,7 @@ def test_no_recipe_starts_from_the_defaults() -> None:
 
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
-    path.write_text(
-        '[model]\npath = "M"\n[data]\ntrain = "t"\n[reward]\nfn = ["a.py:f", "a.py:g"]\n', "utf-8"
-    )
+    path.write_text('[model]\npath = "M"\n[data]\ntrain = "t"\n[reward]\nfn = ["a.py:f", "a.py:g"]\n', "utf-8")
     recipe = load_recipe(str(path), ["learner.lr=2e-5"])
     assert recipe.reward.names == ["a.py:f", "a.py:g"]
     assert recipe.learner.lr == 2e-5
@@ -283,9 +281,7 @@ def test_a_value_that_toml_cannot_hold_is_named() -> None:
 
 def test_semantic_differences_leave_runtime_settings_out() -> None:
     old = load()
-    new = apply_overrides(
-        old, ["rollout.actors=3", "learner.lr=3e-6", "run.plans=80", "rollout.group_size=4"]
-    )
+    new = apply_overrides(old, ["rollout.actors=3", "learner.lr=3e-6", "run.plans=80", "rollout.group_size=4"])
     differences = semantic_differences(old, new)
     assert [difference.key for difference in differences] == ["rollout.group_size", "learner.lr"]
     assert str(differences[1]) == "learner.lr: 1e-06 -> 3e-06"

@@ -35,9 +35,7 @@ def test_importing_the_recipe_layer_imports_no_heavy_package() -> None:
         "import sys, cauce.recipe, cauce.recipe.document;"
         "print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 
 

@@ -115,9 +115,7 @@ def test_every_foreign_name_is_answered_with_its_own_row() -> None:
     for rows in FOREIGN.values():
         for row in rows:
             for name in row.names:
-                if name in KNOWN_KEYS or name.rpartition(".")[2] in {
-                    key.rpartition(".")[2] for key in KNOWN_KEYS
-                }:
+                if name in KNOWN_KEYS or name.rpartition(".")[2] in {key.rpartition(".")[2] for key in KNOWN_KEYS}:
                     continue  # ours as it stands, or offered by its last part
                 text = unknown_key_text(name)
                 assert (row.ours[0] if row.ours else row.note) in text, name

@@ -65,7 +65,9 @@ def plan_metrics(plan: int) -> dict[str, float]:
         "time/reward": 0.2,
         "time/learn": 3.5,
         "time/sync": 0.5,
-        "time/idle": 0.2,
+        "time/idle": 0.1,
+        "time/journal": 0.02,
+        "time/checksum": 0.08,
         "time/total": 7.4 + 0.1 * (plan % 4),
         "tokens_per_s": 400.0 + plan,
     }
@@ -113,9 +115,7 @@ def _write_group(journal: Journal, task: int, plan: int) -> None:
             )
         )
     journal.record_answers(completions)
-    scored = [
-        Outcome(status="scored", value=float(i == 0), parts={"r": float(i == 0)}, detail="") for i in range(3)
-    ]
+    scored = [Outcome(status="scored", value=float(i == 0), parts={"r": float(i == 0)}, detail="") for i in range(3)]
     failed = Outcome(status="failed", value=None, parts={"r": None}, detail="ValueError: no")
     journal.record_outcomes([(task, index, outcome) for index, outcome in enumerate([*scored, failed])])
     journal.mark_ready(task)
@@ -141,14 +141,14 @@ def _write_eval(run_dir: Path, name: str, *, right: int, count: int = 20) -> Non
 def _write_summary(run_dir: Path, num_plans: int) -> None:
     summary = build_summary(
         read_metrics(run_dir),
-        run=run_dir.name,
+        run=str(run_dir),
         status="finished",
         num_plans=num_plans,
         wall_s=312.5,
         before=eval_stats(read_eval(run_dir / "eval" / "before.jsonl")),
         after=eval_stats(read_eval(run_dir / "eval" / "after.jsonl")),
         peak_memory_mb=4100.0,
-        details={"model": "tiny <model>", "algorithm": "grpo", "environment": environment()},
+        details={"model": "tiny <model>", "algorithm": "grpo", **environment()},
     )
     (run_dir / "summary.json").write_text(json.dumps(summary))
 

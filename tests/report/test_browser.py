@@ -48,9 +48,7 @@ def test_each_token_tells_its_probability_by_hover_tap_and_colour(desktop: Opene
     ]
     assert alphas == pytest.approx([0.0075, 0.7125], abs=0.005)
     tokens.last.click()
-    assert samples.locator(".readout").text_content() == (
-        '"<|im_end|>": p = 5.00 %, log p = -2.996, token 17 of 17'
-    )
+    assert samples.locator(".readout").text_content() == ('"<|im_end|>": p = 5.00 %, log p = -2.996, token 17 of 17')
 
 
 def test_characters_of_several_tokens_are_whole(desktop: Opened) -> None:
@@ -70,9 +68,7 @@ def test_samples_are_filtered_by_plan_and_reward(desktop: Opened) -> None:
     assert samples.locator(".count").text_content() == "1 of 8"
     reward.select_option(label="reward 1")
     assert samples.locator(".count").text_content() == "1 of 2"
-    assert (samples.locator(".facts").text_content() or "").startswith(
-        "plan 12, task 22, answer 1, reward 1,"
-    )
+    assert (samples.locator(".facts").text_content() or "").startswith("plan 12, task 22, answer 1, reward 1,")
     reward.select_option(label="no reward")
     assert "reward none (failed)" in (samples.locator(".facts").text_content() or "")
     pairs = desktop.page.locator("#pair-viewer")

@@ -7,9 +7,7 @@ from cauce.report.figures import learning_figure, metric_figures, reward_bins, r
 
 
 def test_held_out_accuracy_has_its_interval() -> None:
-    stats = EvalStats(
-        count=10, unscored=0, accuracy=0.5, low=0.25, high=0.875, length_mean=2.0, truncated_fraction=0.0
-    )
+    stats = EvalStats(count=10, unscored=0, accuracy=0.5, low=0.25, high=0.875, length_mean=2.0, truncated_fraction=0.0)
     figure = learning_figure([{"plan": 1, "reward/mean": 0.5}], {"test": [(0, 0.5, stats)]})
     assert figure is not None
     error = figure.traces[1]["error_y"]

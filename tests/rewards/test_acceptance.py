@@ -62,9 +62,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, form
 """
 
 
-def through(
-    source: RowSource, environment: SingleTurn, reward: Reward, answers: list[list[str]]
-) -> RewardResult:
+def through(source: RowSource, environment: SingleTurn, reward: Reward, answers: list[list[str]]) -> RewardResult:
     """Score answers to the rows in order, each as tokens that end in the stop token."""
     tokenizer = byte_tokenizer()
     rows, texts, ids = [], [], []
@@ -98,13 +96,10 @@ def test_a_trl_dataset_with_its_reward_functions(tmp_path: Path) -> None:
     assert (source.shape, source.gold(source[0])) == ("trl", "1")
     environment = SingleTurn(byte_tokenizer(), settings)
     assert environment.render(source[0]).text == (
-        "<|im_start|>system\nAnswer in tags.<|im_end|>\n"
-        "<|im_start|>user\n0 + 1?<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nAnswer in tags.<|im_end|>\n<|im_start|>user\n0 + 1?<|im_end|>\n<|im_start|>assistant\n"
     )
     file = tmp_path / "rewards.py"
-    reward = load_reward(
-        RewardSettings(fn=[f"{file}:accuracy_reward", f"{file}:format_reward"], weights=[1.0, 0.5])
-    )
+    reward = load_reward(RewardSettings(fn=[f"{file}:accuracy_reward", f"{file}:format_reward"], weights=[1.0, 0.5]))
     good = "<think>easy</think>\n<answer>{}</answer>"
     answers = [[good.format(1), "<answer>1</answer>"], [good.format(7), ""], [good.format(3), "3"]]
     result = through(source, environment, reward, answers)
@@ -148,9 +143,7 @@ def test_a_verl_parquet_with_its_compute_score(tmp_path: Path) -> None:
 
 def test_columns_stay_with_their_row_after_shuffle_and_repeat(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "".join(json.dumps({"question": f"{n}?", "answer": str(n), "hint": [n]}) + "\n" for n in range(9))
-    )
+    path.write_text("".join(json.dumps({"question": f"{n}?", "answer": str(n), "hint": [n]}) + "\n" for n in range(9)))
     source = load_rows(str(path), settings=DataSettings(), split="train")
     admitted = [source[row_index(n, len(source), 3, True)] for n in range(20)]
     repeated = [row for row in admitted for _ in range(2)]

@@ -36,9 +36,7 @@ NEIGHBOUR = "ONE = 1.0\n"
 def values(reward: Reward, *texts: str, **columns: object) -> list[float | None]:
     """Values that a reward gives to answers to one row."""
     row = Row(id="train:0", prompt="p", columns=columns)
-    result = reward.score(
-        rows=[row] * len(texts), texts=texts, token_ids=[[1]] * len(texts), step=1, max_steps=2
-    )
+    result = reward.score(rows=[row] * len(texts), texts=texts, token_ids=[[1]] * len(texts), step=1, max_steps=2)
     return [outcome.value for outcome in result.outcomes]
 
 
@@ -61,17 +59,13 @@ def test_a_file_and_a_module_in_both_spellings(score_file: Path, monkeypatch, tm
     assert values(load_reward("score.py:score"), "ab") == [4.0]
     assert values(load_reward("scorers_of_this_test.lengths:score"), "ab") == [2.0]
     assert values(load_reward("scorers_of_this_test.lengths.score"), "ab") == [2.0]
-    assert values(
-        load_reward(RewardSettings(fn="cauce.rewards.verifiers:last_number")), "68", answer="68"
-    ) == [1.0]
+    assert values(load_reward(RewardSettings(fn="cauce.rewards.verifiers:last_number")), "68", answer="68") == [1.0]
     assert values(load_reward("last_number"), "68", answer="68") == [1.0]
 
 
 def test_a_file_without_a_name_takes_the_habitual_one(tmp_path: Path) -> None:
     path = tmp_path / "verl_score.py"
-    path.write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1\n"
-    )
+    path.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1\n")
     assert values(load_reward(str(path)), "x", gold="1") == [1.0]
     path.write_text("def other(completions):\n    return [1.0]\n")
     with pytest.raises(RewardError, match=r"neither of compute_score and reward_func.*its functions: other"):
@@ -140,9 +134,7 @@ def test_weights_and_keyword_arguments_of_the_recipe() -> None:
 
 
 def test_a_file_reward_runs_where_the_file_is_not(score_file: Path, tmp_path: Path) -> None:
-    (score_file.parent / "score.py").write_text(
-        FILE.replace("import neighbour\n", "").replace("neighbour.ONE * ", "")
-    )
+    (score_file.parent / "score.py").write_text(FILE.replace("import neighbour\n", "").replace("neighbour.ONE * ", ""))
     reward = load_reward(f"{score_file}:score")
     shipped = tmp_path / "reward.pickle"
     shipped.write_bytes(pickle.dumps(reward))

@@ -1,4 +1,4 @@
-"""Scoring by each of the three conventions: what functions are given, and what becomes of what they return."""
+"""Scoring by the three conventions: what functions get, and what becomes of what they return."""
 
 import asyncio
 import math
@@ -93,10 +93,7 @@ def test_a_call_for_several_groups_loses_only_the_bad_group() -> None:
             raise ValueError("unreadable gold")
         return [1.0] * len(completions)
 
-    rows = [
-        Row(id=f"train:{i // 2}", prompt="p", columns={"answer": "?" if i // 2 == 1 else "4"})
-        for i in range(6)
-    ]
+    rows = [Row(id=f"train:{i // 2}", prompt="p", columns={"answer": "?" if i // 2 == 1 else "4"}) for i in range(6)]
     result = score(picky, ["a"] * 6, rows)
     assert statuses(result) == ["scored"] * 2 + ["failed"] * 2 + ["scored"] * 2
 

@@ -126,7 +126,7 @@ class Rig:
 
 
 @pytest.fixture
-def journal(tmp_path: Path):  # noqa: ANN201
+def journal(tmp_path: Path):
     with Journal.create(tmp_path / "run", meta={"group_size": "2"}) as journal:
         yield journal
 

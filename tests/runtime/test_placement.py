@@ -13,7 +13,7 @@ from cauce.runtime.placement import NodeRoom, check_room, parse_bytes, plan_plac
 GIVEN = ["model.path=m", "data.train=t.jsonl", "reward.fn=f.py:f"]
 
 
-def recipe(*overrides: str):  # noqa: ANN201
+def recipe(*overrides: str):
     return load_recipe("grpo", [*GIVEN, *overrides])
 
 
@@ -80,5 +80,5 @@ def test_sizes(written: object, number: int | None) -> None:
 
 
 def test_a_size_that_is_none_says_how_to_write_one() -> None:
-    with pytest.raises(ResourceError, match="2 parsecs.*2GB"):
+    with pytest.raises(ResourceError, match=r"2 parsecs.*2GB"):
         parse_bytes("2 parsecs")

@@ -19,9 +19,7 @@ class Rig:
         self.workers.now = self.clock.now
         self.pool = RolloutPool(
             self.workers,
-            start=lambda name: self.workers.start(
-                RolloutWorker, name=name, role="rollout", resources=ROOM, kwargs={}
-            ),
+            start=lambda name: self.workers.start(RolloutWorker, name=name, role="rollout", resources=ROOM, kwargs={}),
             size=size,
             clock=self.clock,
             owner_epoch=1,
@@ -34,7 +32,7 @@ class Rig:
         self.made[name] = ScriptedRollout(scripts.get(name, [default] if default else []))
         return self.made[name]
 
-    def turn(self):  # noqa: ANN201
+    def turn(self):
         return self.pool.take(self.workers.wait(self.pool.calls(), timeout_s=1.0))
 
 
@@ -74,11 +72,16 @@ def test_a_worker_that_is_silent_too_long_is_killed_and_its_work_is_lost() -> No
 
 def test_deaths_in_a_row_stop_the_run_with_the_last_cause() -> None:
     rig = Rig(1, default="die")
-    with pytest.raises(WorkerError, match="died in a row without one answer.*scripted death"):
-        for task in range(DEATHS_IN_A_ROW + 2):
-            rig.pool.submit(request(task))
-            rig.clock.time += 100.0
-            rig.turn()
+
+    def die() -> None:
+        rig.pool.submit(request(0))
+        rig.clock.time += 100.0
+        rig.turn()
+
+    for _ in range(DEATHS_IN_A_ROW - 1):
+        die()
+    with pytest.raises(WorkerError, match=r"died in a row without one answer.*scripted death"):
+        die()
     assert len(rig.workers.started) == DEATHS_IN_A_ROW
 
 

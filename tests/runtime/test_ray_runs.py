@@ -126,9 +126,7 @@ def test_the_final_model_generates_what_the_run_evaluated(model: str, tmp_path: 
         assert tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True) == record["completion"]
 
 
-def test_the_seed_decides_and_the_number_of_actors_does_not(
-    model: str, tmp_path: Path, shared_ray: None
-) -> None:
+def test_the_seed_decides_and_the_number_of_actors_does_not(model: str, tmp_path: Path, shared_ray: None) -> None:
     """D13, D14: seed 1 with one actor and with two gives the same samples; seed 2 gives others."""
     one, two, other = tmp_path / "one", tmp_path / "two", tmp_path / "other"
     trainer(model, one, run__seed=1, run__plans=1).train()
@@ -145,8 +143,9 @@ def test_a_killed_actor_is_replaced_and_explained(model: str, tmp_path: Path, sh
     """H2, H17."""
 
     class Killer(NullObserver):
-        notes: list[str] = []
-        done = False
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+            self.done = False
 
         def on_plan(self, plan: int, metrics: Any) -> None:
             if not self.done:

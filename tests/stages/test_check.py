@@ -58,10 +58,7 @@ def test_warnings_of_a_reward_that_reads_the_wrong_column_or_fails() -> None:
 
     text = render(check(recipe(), rows=ROWS, reward=level_only, tokenizer=byte_tokenizer()))
     assert "level_only is given level" in text
-    assert (
-        "on 8 of 8 rows tried the gold answer does not score above an empty one (train:0: '1' 0, empty 0)"
-        in text
-    )
+    assert "on 8 of 8 rows tried the gold answer does not score above an empty one (train:0: '1' 0, empty 0)" in text
 
     def compute_score(data_source, solution_str, ground_truth):
         return {"known": lambda: float(solution_str == ground_truth)}[data_source]()
@@ -112,9 +109,7 @@ def test_sizes_agree_with_the_weights_and_grow_as_they_should(model_folder: Path
     assert (size.layers, size.kv_width, size.context) == (2, 16, 64)
     base = Recipe()
     more = base.model_copy(update={"algorithm": base.algorithm.model_copy(update={"kl_coef": 0.1})})
-    plain, with_reference = (
-        dict(estimate(r, size, mean_prompt=10, longest_prompt=20).memory) for r in (base, more)
-    )
+    plain, with_reference = (dict(estimate(r, size, mean_prompt=10, longest_prompt=20).memory) for r in (base, more))
     assert with_reference["learner"] - plain["learner"] in (2 * elements, 4 * elements)
     two = base.model_copy(update={"rollout": base.rollout.model_copy(update={"actors": 2})})
     assert "rollout actor 2" in dict(estimate(two, size, mean_prompt=10, longest_prompt=20).memory)

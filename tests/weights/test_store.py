@@ -17,7 +17,7 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     return {"a": torch.randn(5, 3, generator=generator), "b": torch.randn(7, generator=generator).bfloat16()}
 
 
-def test_what_is_published_is_what_is_pulled(tmp_path) -> None:  # noqa: ANN001
+def test_what_is_published_is_what_is_pulled(tmp_path) -> None:
     store = WeightStore(tmp_path / "w", keep=2)
     digest = store.publish(tensors(1), version=1, lineage="0")
     got = WeightStore(tmp_path / "w", keep=2).pull(1)
@@ -26,7 +26,7 @@ def test_what_is_published_is_what_is_pulled(tmp_path) -> None:  # noqa: ANN001
         assert torch.equal(got.tensors[name], tensor)
 
 
-def test_the_newest_versions_stay_in_numeric_order(tmp_path) -> None:  # noqa: ANN001
+def test_the_newest_versions_stay_in_numeric_order(tmp_path) -> None:
     store = WeightStore(tmp_path, keep=2)
     for version in (8, 9, 10, 11):
         store.publish(tensors(version), version=version, lineage="0")
@@ -35,7 +35,7 @@ def test_the_newest_versions_stay_in_numeric_order(tmp_path) -> None:  # noqa: A
         store.pull(8)
 
 
-def test_a_flipped_bit_is_found_by_content(tmp_path) -> None:  # noqa: ANN001
+def test_a_flipped_bit_is_found_by_content(tmp_path) -> None:
     store = WeightStore(tmp_path, keep=1)
     store.publish(tensors(1), version=1, lineage="0")
     path = next(tmp_path.glob("*.safetensors"))
@@ -46,7 +46,7 @@ def test_a_flipped_bit_is_found_by_content(tmp_path) -> None:  # noqa: ANN001
         store.pull(1)
 
 
-def test_a_counter_that_moves_without_content_is_found(tmp_path) -> None:  # noqa: ANN001
+def test_a_counter_that_moves_without_content_is_found(tmp_path) -> None:
     """D3: version 2 claims to be there, and holds version 1's content."""
     store = WeightStore(tmp_path, keep=3)
     store.publish(tensors(1), version=1, lineage="0")
@@ -55,13 +55,13 @@ def test_a_counter_that_moves_without_content_is_found(tmp_path) -> None:  # noq
         store.pull(2)
 
 
-def test_a_foreign_file_is_refused(tmp_path) -> None:  # noqa: ANN001
+def test_a_foreign_file_is_refused(tmp_path) -> None:
     save_file(tensors(1), tmp_path / "version_000001.safetensors")
     with pytest.raises(WeightsError, match="torn or foreign"):
         WeightStore(tmp_path, keep=1).pull(1)
 
 
-def test_a_reader_with_an_open_map_survives_later_publications(tmp_path) -> None:  # noqa: ANN001
+def test_a_reader_with_an_open_map_survives_later_publications(tmp_path) -> None:
     """D6: the file is unlinked, not overwritten."""
     store = WeightStore(tmp_path, keep=1)
     store.publish(tensors(1), version=1, lineage="0")
@@ -72,7 +72,7 @@ def test_a_reader_with_an_open_map_survives_later_publications(tmp_path) -> None
     assert store.versions() == [4]
 
 
-def test_a_failed_publication_leaves_no_version_behind(tmp_path) -> None:  # noqa: ANN001
+def test_a_failed_publication_leaves_no_version_behind(tmp_path) -> None:
     store = WeightStore(tmp_path, keep=2)
     store.publish(tensors(1), version=1, lineage="0")
     (tmp_path / "version_000002.safetensors").mkdir()  # a rename onto a folder fails, like a full disk would
@@ -82,7 +82,7 @@ def test_a_failed_publication_leaves_no_version_behind(tmp_path) -> None:  # noq
     assert store.pull(1).version == 1
 
 
-def test_orphans_of_dead_owners_are_swept_and_living_ones_stay(tmp_path, monkeypatch) -> None:  # noqa: ANN001
+def test_orphans_of_dead_owners_are_swept_and_living_ones_stay(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "SHARED_MEMORY", tmp_path)
     dead, alive, other = tmp_path / "cauce-x-999999999", tmp_path / f"cauce-y-{os.getpid()}", tmp_path / "else-1"
     for folder in (dead, alive, other):
@@ -92,7 +92,7 @@ def test_orphans_of_dead_owners_are_swept_and_living_ones_stay(tmp_path, monkeyp
     assert other.exists()
 
 
-def test_weights_that_do_not_fit_into_shared_memory_go_to_the_run_folder(tmp_path, monkeypatch) -> None:  # noqa: ANN001
+def test_weights_that_do_not_fit_into_shared_memory_go_to_the_run_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "SHARED_MEMORY", tmp_path)
     assert choose_folder(tmp_path / "run", run_id="a", bytes_needed=10).name.startswith("cauce-a-")
     assert choose_folder(tmp_path / "run", run_id="a", bytes_needed=2**60) == tmp_path / "run" / "weights"

@@ -44,10 +44,7 @@ def policy_terms(
     logp_N = _select("logp", logp_N, is_trained_N)
     behaviour_N = _select("behaviour", behaviour_N, is_trained_N).detach()
     advantage_N = _select("advantage", advantage_N, is_trained_N).detach()
-    if proximal_N is None:
-        proximal_N = logp_N.detach()
-    else:
-        proximal_N = _select("proximal", proximal_N, is_trained_N).detach()
+    proximal_N = logp_N.detach() if proximal_N is None else _select("proximal", proximal_N, is_trained_N).detach()
 
     ratio_N = (logp_N - proximal_N).exp()
     surrogate_N = clipped_surrogate(algorithm, ratio_N, advantage_N)

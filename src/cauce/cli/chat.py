@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def chat(
     run_or_model: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN_OR_MODEL", help="A run, a model folder or a pulled name.", show_default=False
-        ),
+        typer.Argument(metavar="RUN_OR_MODEL", help="A run, a model folder or a pulled name.", show_default=False),
     ],
     prompt: Annotated[
         str | None,
@@ -65,9 +63,7 @@ def find_policy(name: str) -> "tuple[Path, Recipe]":
     for folder in [run / "model", *reversed(checkpoints)]:
         if (folder / "config.json").is_file():
             return folder, recipe
-    raise RecipeError(
-        f"{name} has neither a final model nor a checkpoint yet: it has not trained long enough"
-    )
+    raise RecipeError(f"{name} has neither a final model nor a checkpoint yet: it has not trained long enough")
 
 
 def load_policy(folder: Path, recipe: "Recipe", max_tokens: int | None) -> Callable[[str], str]:
@@ -98,9 +94,7 @@ def load_policy(folder: Path, recipe: "Recipe", max_tokens: int | None) -> Calla
         )
         (completion,) = engine.generate([request])
         if completion.finish_reason == "aborted":
-            raise DataError(
-                f"a prompt of {len(request.prompt_ids)} tokens leaves no room for an answer: shorten it"
-            )
+            raise DataError(f"a prompt of {len(request.prompt_ids)} tokens leaves no room for an answer: shorten it")
         return environment.answer_text(completion.token_ids, stops)
 
     return answer

@@ -45,9 +45,7 @@ def doctor() -> None:
     colors = {"ok": None, "note": typer.colors.YELLOW, "problem": typer.colors.RED}
     for fact in facts:
         remedy = f"   ({fact.remedy})" if fact.remedy else ""
-        typer.secho(
-            f"{marks[fact.verdict]}{fact.name:{width}}  {fact.value}{remedy}", fg=colors[fact.verdict]
-        )
+        typer.secho(f"{marks[fact.verdict]}{fact.name:{width}}  {fact.value}{remedy}", fg=colors[fact.verdict])
     problems = sum(fact.verdict == "problem" for fact in facts)
     if problems:
         typer.secho(f"{problems} to mend before a run", fg=typer.colors.RED)
@@ -134,9 +132,7 @@ def _instructions(root: Path) -> Fact:
 def _gpus(root: Path) -> Fact:
     folder = root / "proc/driver/nvidia/gpus"
     count = len(list(folder.iterdir())) if folder.is_dir() else 0
-    return Fact(
-        name="gpus", value=f"{count} NVIDIA" if count else "none; the CPU is enough for the quickstart"
-    )
+    return Fact(name="gpus", value=f"{count} NVIDIA" if count else "none; the CPU is enough for the quickstart")
 
 
 def _memory(root: Path) -> Fact:
@@ -160,16 +156,12 @@ def memory(root: Path) -> tuple[int, int]:
     limits += [int(text) for text in [_read(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")] if text]
     limit = min([total, *limits])
     used = [int(text) for text in _cgroup_files(root, "memory.current")]
-    return limit, min(available, limit - min([*used, limit])) if limit < total and used else min(
-        available, limit
-    )
+    return limit, min(available, limit - min([*used, limit])) if limit < total and used else min(available, limit)
 
 
 def _cgroup_files(root: Path, name: str) -> list[str]:
     """Return one control file's text in this process's group and in those above it, inner ones first."""
-    group = next(
-        (line[3:] for line in _read(root / "proc/self/cgroup").splitlines() if line[:3] == "0::"), "/"
-    )
+    group = next((line[3:] for line in _read(root / "proc/self/cgroup").splitlines() if line[:3] == "0::"), "/")
     base = root / "sys/fs/cgroup"
     inner = base / group.strip("/")
     folders = [inner, *(parent for parent in inner.parents if parent == base or base in parent.parents)]
@@ -179,9 +171,7 @@ def _cgroup_files(root: Path, name: str) -> list[str]:
 def _shared_memory(root: Path) -> Fact:
     folder = root / "dev/shm"
     if not folder.is_dir():
-        return Fact(
-            name="shared memory", value="none", verdict="note", remedy="weights travel through the disk"
-        )
+        return Fact(name="shared memory", value="none", verdict="note", remedy="weights travel through the disk")
     usage = shutil.disk_usage(folder)
     value = f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f}"
     if usage.free < 3 * QUICKSTART_WEIGHTS:

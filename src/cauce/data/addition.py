@@ -24,6 +24,5 @@ def addition_rows(split: str) -> list[Row]:
         chosen = scattered[NUM_HELD_OUT:]
         chosen = chosen + [(b, a) for a, b in chosen if a != b]
     return [
-        Row(id=f"{split}:{i}", prompt=f"What is {a} + {b}?", columns={"answer": str(a + b)})
-        for i, (a, b) in enumerate(chosen)
+        Row(id=f"{split}:{i}", prompt=f"{a} + {b} =", columns={"answer": str(a + b)}) for i, (a, b) in enumerate(chosen)
     ]

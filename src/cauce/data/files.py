@@ -92,8 +92,7 @@ def _find(spec: str, field: str) -> list[Path]:
     if path.is_file():
         if path.suffix not in _READERS:
             raise DataError(
-                f"{field} = {spec!r}: files of kind {path.suffix or '(none)'} are not read; use "
-                f"{', '.join(_READERS)}"
+                f"{field} = {spec!r}: files of kind {path.suffix or '(none)'} are not read; use {', '.join(_READERS)}"
             )
         return [path]
     if path.is_dir():
@@ -103,8 +102,7 @@ def _find(spec: str, field: str) -> list[Path]:
         found = [p for p in found if p.is_file() and p.suffix in _READERS]
     if not found:
         raise DataError(
-            f"{field} = {spec!r}: no such file, and no {', '.join(_READERS)} files match it (looked in "
-            f"{Path.cwd()})"
+            f"{field} = {spec!r}: no such file, and no {', '.join(_READERS)} files match it (looked in {Path.cwd()})"
         )
     return found
 
@@ -117,9 +115,7 @@ def _read_jsonl(path: Path) -> _Numbered:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})"
-                ) from error
+                raise DataError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from error
             yield number, _checked(record, f"{path}, line {number}")
 
 
@@ -131,9 +127,7 @@ def _read_json(path: Path) -> _Numbered:
         if error.msg.startswith("Extra data"):  # one object a line under the name .json is common
             yield from _read_jsonl(path)
             return
-        raise DataError(
-            f"{path}, line {error.lineno}: not JSON ({error.msg} at column {error.colno})"
-        ) from error
+        raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg} at column {error.colno})") from error
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         # {"data": [rows]} is unwrapped; a dict with several lists or with other values is one record.

@@ -122,12 +122,8 @@ def find_shape(records: Sequence[Mapping[str, Any]], settings: DataSettings, fie
     """The shape of records, set by hand or detected."""
     columns = _first_values(records)
     if settings.prompt_key:
-        gold = settings.gold_key or _guess_gold(
-            {k: v for k, v in columns.items() if k != settings.prompt_key}
-        )
-        reason = f"data.prompt_key = {settings.prompt_key!r}" + (
-            "" if settings.gold_key else _gold_note(gold)
-        )
+        gold = settings.gold_key or _guess_gold({k: v for k, v in columns.items() if k != settings.prompt_key})
+        reason = f"data.prompt_key = {settings.prompt_key!r}" + ("" if settings.gold_key else _gold_note(gold))
         shape = Shape(name="by_hand", rule=reason, prompt_key=settings.prompt_key, gold_key=gold)
     else:
         visible = {name: columns[name] for name in columns if name not in settings.columns.values()}
@@ -166,9 +162,7 @@ def read_prompt(value: Any, place: str) -> Prompt:
     if isinstance(value, list) and value and all(isinstance(m, Mapping) and "role" in m for m in value):
         return [dict(message) for message in value]
     what = "null" if value is None else "empty" if value in ("", []) else repr(value)[:60]
-    raise DataError(
-        f"{place}: the prompt is {what}; it must be text, or a list of messages with role and content"
-    )
+    raise DataError(f"{place}: the prompt is {what}; it must be text, or a list of messages with role and content")
 
 
 def read_gold(shape: Shape, columns: Mapping[str, Any]) -> Any:
@@ -230,9 +224,7 @@ def _ends_in_answer(messages: Any) -> bool:
 
 
 def _gold_note(gold: str) -> str:
-    return (
-        f"; gold answer in column {gold}" if gold else "; no single gold column (name it with data.gold_key)"
-    )
+    return f"; gold answer in column {gold}" if gold else "; no single gold column (name it with data.gold_key)"
 
 
 def _named_rule(name: str) -> _Rule:

@@ -136,8 +136,7 @@ def _with_all_columns(values: list[Record], renames: Mapping[str, str], field: s
     for ours, theirs in renames.items():
         if all(lookup(value, theirs) is None for value in values):
             raise DataError(
-                f"data.columns.{ours} = {theirs!r}: no row of {field} has a value there; columns: "
-                f"{', '.join(names)}"
+                f"data.columns.{ours} = {theirs!r}: no row of {field} has a value there; columns: {', '.join(names)}"
             )
     return [
         {name: value.get(name) for name in names} | {ours: lookup(value, t) for ours, t in renames.items()}

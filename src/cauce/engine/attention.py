@@ -64,9 +64,7 @@ def engine_attention(
             "model.set_attn_implementation('sdpa') first"
         )
     if kwargs.get("s_aux") is not None:
-        raise ModelError(
-            f"{type(module).__name__} uses attention sinks, which the native engine does not compute"
-        )
+        raise ModelError(f"{type(module).__name__} uses attention sinks, which the native engine does not compute")
     heads = Heads(
         layer=int(module.layer_idx),  # type: ignore[arg-type]  # set by transformers on every attention module
         query=query,
@@ -98,9 +96,7 @@ class PrefillPlan:
         for length in self.lengths:
             part = slice(start, start + length)
             mask = _prompt_mask(length, heads)
-            attended = _attend(
-                heads.query[:, :, part], heads.key[:, :, part], heads.value[:, :, part], mask, heads
-            )
+            attended = _attend(heads.query[:, :, part], heads.key[:, :, part], heads.value[:, :, part], mask, heads)
             out[:, part] = attended.transpose(1, 2)
             start += length
         return out

@@ -166,16 +166,12 @@ class NativeEngine:
     def _check(self, request: GenerationRequest) -> None:
         sampling, where = request.sampling, f"request for task {request.task}"
         running = {
-            (owner.request.task, int(self._table.index[row]))
-            for row, owner in enumerate(self._table.owner)
-            if owner
+            (owner.request.task, int(self._table.index[row])) for row, owner in enumerate(self._table.owner) if owner
         }
         running |= {(entry.request.task, index) for entry in self._open for index in entry.waiting}
         twice = [i for i in request.indices if (request.task, i) in running or request.indices.count(i) > 1]
         if twice or not request.indices:
-            raise ValueError(
-                f"{where}: indices {request.indices}: each once, and none in flight already ({twice})"
-            )
+            raise ValueError(f"{where}: indices {request.indices}: each once, and none in flight already ({twice})")
         if sampling.max_tokens < 1 or not 0.0 <= sampling.temperature < float("inf"):
             raise ValueError(
                 f"{where}: max_tokens {sampling.max_tokens} (at least 1), temperature {sampling.temperature}"
@@ -232,11 +228,7 @@ class NativeEngine:
         while todo:
             batch = [todo.pop(0)]
             num_tokens = len(batch[0].request.prompt_ids)
-            while (
-                todo
-                and not self._deterministic
-                and num_tokens + len(todo[0].request.prompt_ids) <= PREFILL_TOKENS
-            ):
+            while todo and not self._deterministic and num_tokens + len(todo[0].request.prompt_ids) <= PREFILL_TOKENS:
                 num_tokens += len(todo[0].request.prompt_ids)
                 batch.append(todo.pop(0))
             lengths = [len(entry.request.prompt_ids) for entry in batch]
@@ -268,14 +260,10 @@ class NativeEngine:
         """One token for every live sample."""
         table = self._table
         live = np.flatnonzero(table.is_live)
-        num_rows = (
-            table.slots if self._deterministic else min(table.slots, -(-len(live) // ROW_STEP) * ROW_STEP)
-        )
+        num_rows = table.slots if self._deterministic else min(table.slots, -(-len(live) // ROW_STEP) * ROW_STEP)
         position_S = table.length[:num_rows]
         started = time.perf_counter()
-        plan = DecodePlan(
-            cache=self._cache, position_S=self._tensor(position_S), spans=self._spans(position_S)
-        )
+        plan = DecodePlan(cache=self._cache, position_S=self._tensor(position_S), spans=self._spans(position_S))
         logits_SV = self._forward(table.last_token[:num_rows, None], position_S[:, None], plan, keep=0)[:, 0]
         self._seconds["decode"] += time.perf_counter() - started
         table.length[live] += 1
@@ -301,9 +289,7 @@ class NativeEngine:
         self._seconds["sample"] += time.perf_counter() - started
         return done
 
-    def _forward(
-        self, ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, *, keep: Tensor | int
-    ) -> Tensor:
+    def _forward(self, ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, *, keep: Tensor | int) -> Tensor:
         """The model's own forward and head, attending by `plan`; logits of the positions `keep` (0: all)."""
         return self._model(
             input_ids=self._tensor(ids),
@@ -355,8 +341,8 @@ def _check_state(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
     unknown = [name for name in tensors if name not in parameters]
     if missing or unknown:
         raise WeightsError(
-            f"weights {what}: {len(missing)} parameters are missing (first: {missing[:1]}), {len(unknown)} are "
-            f"unknown to this model (first: {unknown[:1]}); names must match exactly, a tied parameter once"
+            f"weights {what}: {len(missing)} are missing (first: {missing[:1]}), {len(unknown)} are "
+            f"unknown (first: {unknown[:1]}); names must match exactly, a tied parameter once"
         )
     for name, parameter in parameters.items():
         given = tensors[name]

@@ -48,11 +48,7 @@ def pack_linears(model: nn.Module, *, rows: int) -> list[PackedLinear]:
 
 def _is_available(parameter: Tensor) -> bool:
     """Whether this build has the operators and one small product with them comes out right."""
-    if (
-        parameter.device.type != "cpu"
-        or parameter.dtype not in DTYPES
-        or not torch.backends.mkldnn.is_available()
-    ):
+    if parameter.device.type != "cpu" or parameter.dtype not in DTYPES or not torch.backends.mkldnn.is_available():
         return False
     if parameter.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False

@@ -90,9 +90,7 @@ class SlotTable:
         """The uniform number that each row's next token is drawn with."""
         return self.uniform[rows, self.made[rows]]
 
-    def record(
-        self, rows: np.ndarray, tokens: np.ndarray, logps: np.ndarray, version: int
-    ) -> list[Completion]:
+    def record(self, rows: np.ndarray, tokens: np.ndarray, logps: np.ndarray, version: int) -> list[Completion]:
         """Append one token to each row; rows that end with it are freed and come back as completions."""
         made = self.made[rows]
         self.tokens[rows, made], self.logps[rows, made], self.versions[rows, made] = tokens, logps, version

@@ -58,8 +58,7 @@ def record_outcome(db: sqlite3.Connection, task: int, index: int, outcome: Outco
     if value is not None and not math.isfinite(value):
         raise JournalError(f"{name} is {value}; a score is finite, record the outcome as 'failed'")
     db.execute(
-        "UPDATE sample SET state = 'scored', status = ?, value = ?, parts = ?, detail = ? "
-        "WHERE task = ? AND idx = ?",
+        "UPDATE sample SET state = 'scored', status = ?, value = ?, parts = ?, detail = ? WHERE task = ? AND idx = ?",
         (outcome.status, value, to_json(outcome.parts, what=name), outcome.detail, *key),
     )
     return True

@@ -92,9 +92,7 @@ class Buffer:
         if task in self._entries:
             raise JournalError(f"task {task} is in the buffer already")
         if not 0 <= uses < self.max_reuse:
-            raise JournalError(
-                f"task {task} was used {uses} times and max_reuse is {self.max_reuse}; none is left"
-            )
+            raise JournalError(f"task {task} was used {uses} times and max_reuse is {self.max_reuse}; none is left")
         if self.size >= self.capacity:
             raise JournalError(
                 f"task {task} does not fit: the buffer holds {self.size} tasks of {self.capacity}; admit no "

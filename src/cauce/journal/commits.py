@@ -71,9 +71,7 @@ def timed(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 class Commits:
     """The open transaction of one owner, if any."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, payloads: PayloadWriter, *, owner: Owner, where: str
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, payloads: PayloadWriter, *, owner: Owner, where: str) -> None:
         self._connection = connection
         self._payloads = payloads
         self._owner = owner
@@ -113,8 +111,7 @@ class Commits:
         except sqlite3.Error as error:
             raise JournalError(f"{self._where} could not begin a transaction: {error}") from error
         row = self._connection.execute(
-            "SELECT (SELECT value FROM meta WHERE key = 'owner_epoch'), "
-            "(SELECT value FROM meta WHERE key = 'owner')"
+            "SELECT (SELECT value FROM meta WHERE key = 'owner_epoch'), (SELECT value FROM meta WHERE key = 'owner')"
         ).fetchone()
         if int(row[0]) != self._owner.epoch:
             self._connection.execute("ROLLBACK")

@@ -42,9 +42,7 @@ def row_from_json(text: str) -> Row:
 
 
 def metrics_to_json(metrics: Mapping[str, float], *, plan: int) -> str:
-    return to_json(
-        {name: float(value) for name, value in metrics.items()}, what=f"the metrics of plan {plan}"
-    )
+    return to_json({name: float(value) for name, value in metrics.items()}, what=f"the metrics of plan {plan}")
 
 
 def _plain(value: object) -> Any:

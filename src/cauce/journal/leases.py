@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from cauce.errors import JournalError
 
 
-def begin(
-    db: sqlite3.Connection, task: int, *, indices: Sequence[int], worker: str, version: int, until: float
-) -> int:
+def begin(db: sqlite3.Connection, task: int, *, indices: Sequence[int], worker: str, version: int, until: float) -> int:
     """Lease a pending task for answers that it lacks; returns the number of the attempt, from 1."""
     found = db.execute("SELECT state, attempts FROM task WHERE id = ?", (int(task),)).fetchone()
     state, attempts = found or ("not admitted", 0)

@@ -60,12 +60,8 @@ def encode_answer(completion: Completion) -> bytes:
     arrays = {field: np.asarray(getattr(completion, field)) for field in _ANSWER_DTYPES}
     lengths = {field: len(array) for field, array in arrays.items()}
     if len(set(lengths.values())) != 1:
-        raise JournalError(
-            f"{name}: arrays of unequal lengths {lengths}; every token needs one entry in each"
-        )
-    body = b"".join(
-        _checked(arrays[f], dtype, f"{name}: {f}").tobytes() for f, dtype in _ANSWER_DTYPES.items()
-    )
+        raise JournalError(f"{name}: arrays of unequal lengths {lengths}; every token needs one entry in each")
+    body = b"".join(_checked(arrays[f], dtype, f"{name}: {f}").tobytes() for f, dtype in _ANSWER_DTYPES.items())
     return _record(_ANSWER, completion.task, completion.index, lengths["token_ids"], body)
 
 
@@ -127,9 +123,7 @@ def read_answer(folder: Path, ref: PayloadRef, *, task: int, index: int) -> Answ
     start = 0
     for field, dtype in _ANSWER_DTYPES.items():
         # A copy in native order: torch warns about arrays that cannot be written.
-        arrays[field] = np.frombuffer(body, dtype, num_tokens, start).astype(
-            np.dtype(dtype).newbyteorder("=")
-        )
+        arrays[field] = np.frombuffer(body, dtype, num_tokens, start).astype(np.dtype(dtype).newbyteorder("="))
         start += num_tokens * np.dtype(dtype).itemsize
     return AnswerArrays(**arrays)
 
@@ -144,9 +138,7 @@ def cut_tails(folder: Path, committed: Mapping[str, int]) -> dict[str, int]:
     """
     for name in committed:
         if not (folder / name).is_file():
-            raise JournalError(
-                f"{folder / name} is missing, and the journal has records in it; restore the file"
-            )
+            raise JournalError(f"{folder / name} is missing, and the journal has records in it; restore the file")
     cut: dict[str, int] = {}
     for path in sorted(folder.iterdir()):
         if not _FILE_NAME.fullmatch(path.name):

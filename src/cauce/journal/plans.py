@@ -20,9 +20,7 @@ def check_plan(db: sqlite3.Connection, plan: Plan, *, max_reuse: int) -> None:
     name = f"plan {plan.number}"
     (last,) = db.execute("SELECT COALESCE(MAX(number), 0) FROM plan").fetchone()
     if plan.number != last + 1:
-        raise JournalError(
-            f"{name} cannot follow plan {last}: plans are contiguous, the next one is {last + 1}"
-        )
+        raise JournalError(f"{name} cannot follow plan {last}: plans are contiguous, the next one is {last + 1}")
     repeated = [task for task, count in Counter(plan.tasks).items() if count > 1]
     if repeated or not plan.tasks:
         raise JournalError(f"{name} must hold distinct tasks, at least one; repeated: {repeated}")
@@ -36,9 +34,7 @@ def check_plan(db: sqlite3.Connection, plan: Plan, *, max_reuse: int) -> None:
         row = db.execute("SELECT state FROM task WHERE id = ?", (int(task),)).fetchone()
         state = row[0] if row else "not admitted"
         if state not in ("ready", "planned"):
-            raise JournalError(
-                f"{name}: task {task} is {state}; only ready tasks, or ones with uses left, are planned"
-            )
+            raise JournalError(f"{name}: task {task} is {state}; only ready tasks, or ones with uses left, are planned")
         uses = sum(uses_by_state(db, task).values())
         if uses >= max_reuse:
             raise JournalError(
@@ -59,9 +55,7 @@ def check_decides_next(db: sqlite3.Connection, number: int) -> list[int]:
         what = f"it is {state[0]}" if state else "there is no such plan"
         expected = f"the plan to decide now is {lowest}" if lowest is not None else "no plan is open"
         raise JournalError(f"plan {number} cannot be decided: {what}, and {expected}")
-    return [
-        row[0] for row in db.execute("SELECT task FROM plan_use WHERE plan = ? ORDER BY position", (number,))
-    ]
+    return [row[0] for row in db.execute("SELECT task FROM plan_use WHERE plan = ? ORDER BY position", (number,))]
 
 
 def settle(db: sqlite3.Connection, task: int, *, max_reuse: int, is_finished: bool, reason: str) -> None:
@@ -82,6 +76,4 @@ def uses_by_state(db: sqlite3.Connection, task: int) -> Counter[str]:
 
 
 def end_dropped(db: sqlite3.Connection, task: int, *, reason: str, detail: str) -> None:
-    db.execute(
-        "UPDATE task SET state = 'dropped', reason = ?, detail = ? WHERE id = ?", (reason, detail, int(task))
-    )
+    db.execute("UPDATE task SET state = 'dropped', reason = ?, detail = ? WHERE id = ?", (reason, detail, int(task)))

@@ -116,9 +116,7 @@ class JournalReader:
     def task(self, task: int) -> Task:
         """The task as it was admitted."""
         content_hash, row = self._task_row(task, "content_hash, row")
-        return Task(
-            id=task, row=row_from_json(row), content_hash=content_hash, prompt_ids=self._prompt_ids(task)
-        )
+        return Task(id=task, row=row_from_json(row), content_hash=content_hash, prompt_ids=self._prompt_ids(task))
 
     def counts(self) -> dict[TaskState, int]:
         """Number of tasks per state; every state is a key."""
@@ -198,8 +196,7 @@ class JournalReader:
                    (SELECT COUNT(*) FROM plan_use WHERE plan_use.task = task.id) AS uses
             FROM task WHERE state IN ('ready', 'planned') AND uses < ? ORDER BY task.id"""
         return [
-            Accepted(task=task, version=version, uses=uses)
-            for task, version, uses in self._rows(query, self.max_reuse)
+            Accepted(task=task, version=version, uses=uses) for task, version, uses in self._rows(query, self.max_reuse)
         ]
 
     # -- plans --
@@ -224,9 +221,7 @@ class JournalReader:
         query = """SELECT number, state, mini_batches, checksum, metrics, reason FROM plan
                    WHERE number >= ? AND (? IS NULL OR number <= ?) ORDER BY number"""
         records = []
-        for number, state, mini_batches, checksum, metrics, reason in self._rows(
-            query, from_number, until, until
-        ):
+        for number, state, mini_batches, checksum, metrics, reason in self._rows(query, from_number, until, until):
             uses = self._rows("SELECT task FROM plan_use WHERE plan = ? ORDER BY position", number)
             plan = Plan(
                 number=number,
@@ -234,9 +229,7 @@ class JournalReader:
                 mini_batches=tuple(tuple(ids) for ids in json.loads(mini_batches)),
             )
             records.append(
-                PlanRecord(
-                    plan=plan, state=state, checksum=checksum, metrics=json.loads(metrics), reason=reason
-                )
+                PlanRecord(plan=plan, state=state, checksum=checksum, metrics=json.loads(metrics), reason=reason)
             )
         return records
 
@@ -270,9 +263,7 @@ class JournalReader:
     def _task_row(self, task: int, columns: str) -> tuple[Any, ...]:
         rows = self._rows(f"SELECT {columns} FROM task WHERE id = ?", task)
         if not rows:
-            raise JournalError(
-                f"task {task} was never admitted; the next admission number is {self.next_task_id}"
-            )
+            raise JournalError(f"task {task} was never admitted; the next admission number is {self.next_task_id}")
         return cast(tuple[Any, ...], rows[0])
 
     def _prompt_ids(self, task: int) -> np.ndarray:

@@ -165,9 +165,7 @@ def check_format(connection: sqlite3.Connection, run_dir: Path) -> None:
     except sqlite3.DatabaseError as error:
         raise JournalError(f"{run_dir / DATABASE_NAME} is not a journal, or is damaged: {error}") from error
     if found is None or not str(found[0]).isdigit():
-        raise JournalError(
-            f"{run_dir / DATABASE_NAME} names no format version; it is not a journal, or is damaged"
-        )
+        raise JournalError(f"{run_dir / DATABASE_NAME} names no format version; it is not a journal, or is damaged")
     if int(found[0]) > FORMAT_VERSION:
         raise JournalError(
             f"{run_dir / DATABASE_NAME} has format {found[0]}, and this release reads up to format "

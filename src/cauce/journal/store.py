@@ -78,9 +78,7 @@ class Journal(JournalReader):
         try:
             connection = schema.connect_writer(run_dir)
             if connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-                raise JournalError(
-                    f"{run_dir} holds a run already; `cauce resume` it, or name another folder"
-                )
+                raise JournalError(f"{run_dir} holds a run already; `cauce resume` it, or name another folder")
             (run_dir / FOLDER_NAME).mkdir(exist_ok=True)
             sync_folder(run_dir)
             schema.create_tables(connection, meta)
@@ -179,9 +177,7 @@ class Journal(JournalReader):
         with self._commits.write() as db:
             for expected, task in enumerate(tasks, start=self.next_task_id):
                 if task.id != expected:
-                    raise JournalError(
-                        f"task {task.id} cannot be admitted: the next admission number is {expected}"
-                    )
+                    raise JournalError(f"task {task.id} cannot be admitted: the next admission number is {expected}")
                 ref = self._payloads.append(encode_prompt(int(task.id), task.prompt_ids))
                 db.execute(
                     "INSERT INTO task (id, source, content_hash, row, file, offset, state) "
@@ -247,9 +243,7 @@ class Journal(JournalReader):
     def drop(self, task: int, reason: DropReason, *, detail: str = "") -> TaskState:
         """Take a task out of the run. Returns its state: one that an applied plan has used ends trained."""
         if reason not in get_args(DropReason):
-            raise JournalError(
-                f"drop reason {reason!r} is unknown; use one of {', '.join(get_args(DropReason))}"
-            )
+            raise JournalError(f"drop reason {reason!r} is unknown; use one of {', '.join(get_args(DropReason))}")
         state = self.state(task)
         if state in DECIDED_STATES:
             raise JournalError(f"task {task} cannot be dropped as {reason}: it is {state} already")
@@ -275,9 +269,7 @@ class Journal(JournalReader):
             plans.check_plan(db, plan, max_reuse=self.max_reuse)
             number = int(plan.number)
             batches = json.dumps([[int(task) for task in batch] for batch in plan.mini_batches])
-            db.execute(
-                "INSERT INTO plan (number, state, mini_batches) VALUES (?, 'planned', ?)", (number, batches)
-            )
+            db.execute("INSERT INTO plan (number, state, mini_batches) VALUES (?, 'planned', ?)", (number, batches))
             for position, task in enumerate(plan.tasks):
                 db.execute("INSERT INTO plan_use VALUES (?, ?, ?)", (number, position, int(task)))
                 db.execute("UPDATE task SET state = 'planned' WHERE id = ?", (int(task),))
@@ -293,9 +285,7 @@ class Journal(JournalReader):
         with self._commits.write() as db:
             tasks = plans.check_decides_next(db, int(number))
             if not set(finished_tasks) <= set(tasks):
-                raise JournalError(
-                    f"plan {number}: finished_tasks {sorted(finished_tasks)} are not all in the plan"
-                )
+                raise JournalError(f"plan {number}: finished_tasks {sorted(finished_tasks)} are not all in the plan")
             db.execute(
                 "UPDATE plan SET state = 'applied', checksum = ?, metrics = ? WHERE number = ?",
                 (checksum, metrics_to_json(metrics, plan=number), int(number)),
@@ -313,9 +303,7 @@ class Journal(JournalReader):
         """
         with self._commits.write() as db:
             tasks = plans.check_decides_next(db, int(number))
-            db.execute(
-                "UPDATE plan SET state = 'skipped', reason = ? WHERE number = ?", (reason, int(number))
-            )
+            db.execute("UPDATE plan SET state = 'skipped', reason = ? WHERE number = ?", (reason, int(number)))
             max_reuse = self.max_reuse
             for task in tasks:
                 plans.settle(db, task, max_reuse=max_reuse, is_finished=True, reason=reason)
@@ -326,9 +314,7 @@ class Journal(JournalReader):
     def record_checkpoint(self, number: int, path: Path | str) -> None:
         """A checkpoint of the weights after plan `number` (0: the first ones) is complete on disk."""
         if not 0 <= number <= self.last_decided:
-            raise JournalError(
-                f"no checkpoint of plan {number}: the newest decided plan is {self.last_decided}"
-            )
+            raise JournalError(f"no checkpoint of plan {number}: the newest decided plan is {self.last_decided}")
         path = Path(path).absolute()
         inside = self.run_dir.absolute()  # kept relative, so that a run folder can be moved
         text = str(path.relative_to(inside) if path.is_relative_to(inside) else path)

@@ -117,7 +117,6 @@ class Learner:
             "learner/tokens": float(batch.num_tokens),
             "learner/packed_tokens": float(sums.packed_tokens),
             "learner/skipped_groups": float(len(groups - {s.group for s in run})),
-            "sampler/log_ratio_abs_mean": 0.0,
         }
         for name, part in TOKEN_MEANS.items():
             if sums.tokens and part in sums.by_name:
@@ -148,9 +147,7 @@ class Learner:
 
     def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called: weights, moments, step and random generators."""
-        tensors = training_state.load_weights(
-            folder, expected=self.weights(torch.float32), name=self._loaded.path
-        )
+        tensors = training_state.load_weights(folder, expected=self.weights(torch.float32), name=self._loaded.path)
         training_state.load(folder, optimizer=self._optimizer)
         self._weights.load(tensors)
         self._weights.zero_gradients()
@@ -255,9 +252,7 @@ def _unscored(group: Group, index: int) -> TrainSequence:
     )
 
 
-def _loss_inputs(
-    packed: PackedBatch, sequences: Sequence[TrainSequence], device: torch.device
-) -> dict[str, Any]:
+def _loss_inputs(packed: PackedBatch, sequences: Sequence[TrainSequence], device: torch.device) -> dict[str, Any]:
     """The per-token arrays of the trained tokens, as policy_terms names them."""
     arrays: dict[str, list[np.ndarray | None]] = {
         "behaviour_N": [s.behaviour_logps for s in sequences],
@@ -269,8 +264,6 @@ def _loss_inputs(
     for name, values in arrays.items():
         present = [value for value in values if value is not None]
         if len(present) not in (0, len(values)):
-            raise ValueError(
-                f"{name}: some sequences of the batch have it and others lack it; score them together"
-            )
+            raise ValueError(f"{name}: some sequences of the batch have it and others lack it; score them together")
         inputs[name] = torch.from_numpy(packed.collect(present)).to(device) if present else None
     return inputs

@@ -78,9 +78,7 @@ class Optimizer:
         expected = {f"{moment}.{name}" for moment in MOMENTS for name in self._masters}
         if set(moments) != expected:
             odd = sorted(expected ^ set(moments))
-            raise WeightsError(
-                f"optimizer state does not fit this model: {len(odd)} names differ, such as {odd[0]}"
-            )
+            raise WeightsError(f"optimizer state does not fit this model: {len(odd)} names differ, such as {odd[0]}")
         self.num_steps = num_steps
         self._adamw.state.clear()
         if num_steps == 0:

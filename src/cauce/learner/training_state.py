@@ -92,8 +92,7 @@ def load(folder: Path, *, optimizer: Optimizer) -> None:
     for name in (MOMENTS_FILE, STATE_FILE):
         if not (folder / name).is_file():
             raise CheckpointError(
-                f"{folder} lacks {name}: training cannot go on from a model alone; "
-                "give it as model.path of a new run"
+                f"{folder} lacks {name}: training cannot go on from a model alone; give it as model.path of a new run"
             )
     state = json.loads((folder / STATE_FILE).read_text())
     optimizer.load(load_file(folder / MOMENTS_FILE), num_steps=int(state["optim_step"]))

@@ -33,9 +33,7 @@ def print_ending(console: Console, info: RunInfo, summary: Mapping[str, Any]) ->
 
 def comparison_table(before: EvalStats | None, after: EvalStats | None) -> Table:
     """Held-out answers before and after training; a run that stopped early has only one side."""
-    table = Table(
-        box=box.SIMPLE_HEAD, title="held-out tasks, greedy answers", title_justify="left", title_style="bold"
-    )
+    table = Table(box=box.SIMPLE_HEAD, title="held-out tasks, greedy answers", title_justify="left", title_style="bold")
     table.add_column("")
     for name in ("before", "after"):
         table.add_column(name, justify="right")
@@ -86,9 +84,7 @@ def _transcript(before: EvalAnswer, after: EvalAnswer) -> Panel:
     gold = gold_of(after.row)
     if gold:
         table.add_row("gold", Text(_short(gold)))
-    return Panel(
-        table, box=box.ROUNDED, border_style="bright_black", title=f"task {after.task}", title_align="left"
-    )
+    return Panel(table, box=box.ROUNDED, border_style="bright_black", title=f"task {after.task}", title_align="left")
 
 
 def _reward(answer: EvalAnswer) -> tuple[str, str]:
@@ -108,6 +104,8 @@ def _status_line(info: RunInfo, summary: Mapping[str, Any]) -> Text:
         text.append(f", {summary['tokens_per_s']:.0f} tokens/s")
     if summary.get("peak_memory_mb"):
         text.append(f", {summary['peak_memory_mb'] / 1024:.1f} GB at most")
+    if summary.get("failure"):
+        text.append(f"\n{summary['failure']}", "red")
     return text
 
 

@@ -30,6 +30,7 @@ COLOURS = {
     "reward": "magenta",
     "learn": "green",
     "sync": "yellow",
+    "record": "red",
     "idle": "bright_black",
 }
 REFRESH_PER_S = 2.0
@@ -60,9 +61,7 @@ class PlainView(NullObserver):
     def on_start(self, info: RunInfo) -> None:
         self._progress = Progress(info, started=self._clock())
         self._say(f"cauce {info.recipe_name}: {info.algorithm} on {info.model}, {info.num_plans} plans")
-        self._say(
-            f"run {info.run_dir}  ray {info.cluster}" + (f"  {info.dashboard}" if info.dashboard else "")
-        )
+        self._say(f"run {info.run_dir}  ray {info.cluster}" + (f"  {info.dashboard}" if info.dashboard else ""))
 
     def on_note(self, text: str) -> None:
         self._say(text)
@@ -147,9 +146,7 @@ class LiveView(NullObserver):
         """The panel as of now."""
         if self._progress is None:
             return Text("")
-        return live_panel(
-            self._progress, now=self._clock(), width=self._console.width, blocks=_blocks(self._console)
-        )
+        return live_panel(self._progress, now=self._clock(), width=self._console.width, blocks=_blocks(self._console))
 
 
 def live_panel(progress: Progress, *, now: float, width: int, blocks: str = BLOCKS) -> Panel:
@@ -215,9 +212,7 @@ def _numbers(progress: Progress, blocks: str) -> Table:
     table = _grid()
     metrics = progress.metrics
     if progress.reward:
-        value = Text.assemble(
-            (f"{progress.reward[-1]:6.3f}", "bold"), f"  {sparkline(progress.reward, blocks)}"
-        )
+        value = Text.assemble((f"{progress.reward[-1]:6.3f}", "bold"), f"  {sparkline(progress.reward, blocks)}")
         table.add_row("reward", value)
     if progress.accuracy:
         values = [accuracy for _, accuracy in progress.accuracy]
@@ -252,8 +247,7 @@ def _time_bar(progress: Progress, blocks: str) -> list[RenderableType]:
     bar, legend = Text(), Text()
     for part, share in shares:
         bar.append(block * round(BAR_WIDTH * share), COLOURS[part])
-        legend.append(block, COLOURS[part])
-        legend.append(f" {part} {100 * share:.0f}%  ")
+        legend.append(f"{part} {100 * share:.0f}%  ", COLOURS[part])
     table = _grid()
     table.add_row("time", bar)
     table.add_row("", legend)

@@ -19,7 +19,15 @@ class MetricName:
     verl: str = ""
 
 
-TIME_PARTS = ("generate", "reward", "learn", "sync", "idle")  # the split that people are shown
+# The split of a plan's time that people are shown, each part with the metrics it adds up.
+TIME_PARTS: dict[str, tuple[str, ...]] = {
+    "generate": ("time/generate",),
+    "reward": ("time/reward",),
+    "learn": ("time/learn",),
+    "sync": ("time/sync",),
+    "record": ("time/journal", "time/checksum"),
+    "idle": ("time/idle",),
+}
 
 METRICS: tuple[MetricName, ...] = (
     MetricName(
@@ -28,9 +36,7 @@ METRICS: tuple[MetricName, ...] = (
         "reward",
         "critic/score/mean",
     ),
-    MetricName(
-        "reward/std", "standard deviation of that reward over the scored samples of the plan", "reward_std"
-    ),
+    MetricName("reward/std", "standard deviation of that reward over the scored samples of the plan", "reward_std"),
     MetricName(
         "reward/<fn>/mean",
         "mean of one reward function before weighting, over its scored samples",
@@ -41,12 +47,21 @@ METRICS: tuple[MetricName, ...] = (
         "share of groups whose samples all earned the same, so that they carry no signal",
         "frac_reward_zero_std",
     ),
-    MetricName("reward/failed_fraction", "share of samples whose reward raised, timed out or abstained"),
+    MetricName(
+        "reward/<name>",
+        "a number that the reward logged itself (TRL's log_metric, further keys of verl's result), mean",
+    ),
     MetricName(
         "response/length_mean",
         "mean tokens per answer, the stop token included; truncated and masked answers count in full",
         "completions/mean_length",
         "response_length/mean",
+    ),
+    MetricName(
+        "response/length_max",
+        "tokens of the longest answer",
+        "completions/max_length",
+        "response_length/max",
     ),
     MetricName(
         "response/truncated_fraction",
@@ -80,11 +95,18 @@ METRICS: tuple[MetricName, ...] = (
     ),
     MetricName(
         "sampler/log_ratio_abs_mean",
-        "mean |log p of the learner - log p recorded while sampling| over trained tokens: large where "
-        "the two disagree",
+        "mean |log p of the learner - log p recorded while sampling| over trained tokens: large where the two disagree",
         "sampling/sampling_logp_difference/mean",
         "rollout_corr/*",
     ),
+    MetricName("policy/ratio_mean", "mean probability ratio of the learner to the proximal policy, near 1"),
+    MetricName(
+        "sampler/correction_mean",
+        "mean truncated importance weight of proximal policy to sampler, where the correction is on",
+        "sampling/importance_sampling_ratio/mean",
+        "rollout_corr/*",
+    ),
+    MetricName("sampler/correction_capped_fraction", "share of trained tokens whose weight the cap cut"),
     MetricName("optim/lr", "learning rate of the plan's last optimizer step", "learning_rate", "actor/lr"),
     MetricName(
         "optim/grad_norm",
@@ -93,18 +115,14 @@ METRICS: tuple[MetricName, ...] = (
         "actor/grad_norm",
     ),
     MetricName("optim/step", "optimizer steps so far in the run", "step", "training/global_step"),
-    MetricName(
-        "optim/skipped", "optimizer steps of this plan that were skipped for a non-finite loss or gradient"
-    ),
+    MetricName("optim/skipped", "optimizer steps of this plan that were skipped for a non-finite loss or gradient"),
     MetricName(
         "loss/policy",
         "policy loss; near 0 is normal: group-relative advantages sum to zero, its gradient does not",
         "loss",
         "actor/pg_loss",
     ),
-    MetricName(
-        "loss/total", "what was differentiated: policy loss and, where configured, the KL term", "loss"
-    ),
+    MetricName("loss/total", "what was differentiated: policy loss and, where configured, the KL term", "loss"),
     MetricName("time/generate", "seconds in which the trainer waited for answers", "", "timing_s/gen"),
     MetricName("time/reward", "seconds in which the trainer waited for rewards", "", "timing_s/reward"),
     MetricName(
@@ -125,14 +143,13 @@ METRICS: tuple[MetricName, ...] = (
         "val-core/<source>/...",
     ),
     MetricName("tokens_per_s", "tokens sampled for the plan, divided by time/total", "", "perf/throughput"),
-    MetricName(
-        "staleness/max", "learner version minus the oldest version among the plan's groups, when planned"
-    ),
+    MetricName("staleness/max", "learner version minus the oldest version among the plan's groups, when planned"),
     MetricName("learner/tokens", "tokens that entered the loss of this plan"),
-    MetricName(
-        "learner/skipped_groups", "groups without signal whose forward pass was skipped (tokens still count)"
-    ),
-    MetricName("custom/<name>", "a number that a reward function logged itself"),
+    MetricName("learner/skipped_groups", "groups without signal whose forward pass was skipped (tokens still count)"),
+    MetricName("learner/packed_tokens", "tokens that the forward pass computed, a group's prompt once"),
+    MetricName("rollout/unscored", "answers since the last plan whose reward raised, timed out or abstained"),
+    MetricName("rollout/dropped_<reason>", "tasks dropped since the last plan, by reason"),
+    MetricName("memory_mb", "memory of all processes of the run"),
 )
 
 

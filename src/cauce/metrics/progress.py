@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cauce.metrics.names import TIME_PARTS
 from cauce.metrics.observer import RunInfo
-from cauce.metrics.summary import EvalStats, eval_stats, read_eval
+from cauce.metrics.summary import EvalStats, eval_stats, read_eval, time_split
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Progress:
         self.metrics = dict(metrics)
         if metrics.get("reward/mean") is not None:
             self.reward.append(float(metrics["reward/mean"]))
-        for part in TIME_PARTS:
-            self.time_s[part] = self.time_s.get(part, 0.0) + float(metrics.get(f"time/{part}") or 0.0)
+        for part, seconds in time_split([metrics]).items():
+            self.time_s[part] = self.time_s.get(part, 0.0) + seconds
 
     def add_eval(self, plan: int, accuracy: float) -> None:
         self.accuracy.append((plan, accuracy))
@@ -68,19 +68,14 @@ class Progress:
         if not self.plan:
             return "before plan 1 the untrained model answers the held-out tasks, to compare with later"
         if metrics.get("optim/skipped"):
-            return (
-                "the last plan met non-finite numbers and was skipped; the weights are as they were before it"
-            )
+            return "the last plan met non-finite numbers and was skipped; the weights are as they were before it"
         if float(metrics.get("response/truncated_fraction") or 0.0) > 0.5:
             return "most answers hit rollout.max_tokens and end unfinished; if that persists, raise it"
         if float(metrics.get("reward/zero_variance_fraction") or 0.0) > 0.75:
             return "most groups earn equal rewards and teach nothing: tasks are too easy or too hard for it"
         loss = metrics.get("loss/policy")
         if self.plan <= 5 and loss is not None and abs(loss) < 0.05:
-            return (
-                "a loss near 0 is normal: group-relative advantages sum to zero; "
-                "watch reward and held-out accuracy"
-            )
+            return "a loss near 0 is normal: group-relative advantages sum to zero; watch reward and held-out accuracy"
         return "reward jumps, since each plan has other tasks; watch its trend and held-out accuracy"
 
 

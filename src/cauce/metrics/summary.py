@@ -132,6 +132,7 @@ def build_summary(
     """What summary.json holds, from the rows of metrics.jsonl.
 
     Args:
+        run: the folder of the run, as commands take it.
         status: "finished", "stopped" (by a person) or "failed".
         num_plans: how many the recipe asks for; `plans` counts those that are done.
         details: further facts of the run (model, algorithm, seed, versions, a failure), kept as they are.
@@ -174,7 +175,8 @@ def environment() -> dict[str, str]:
 def time_split(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds of each part of the time split, summed over the plans."""
     return {
-        part: round(sum(_number(row.get(f"time/{part}")) or 0.0 for row in rows), 3) for part in TIME_PARTS
+        part: round(sum(_number(row.get(name)) or 0.0 for row in rows for name in names), 3)
+        for part, names in TIME_PARTS.items()
     }
 
 

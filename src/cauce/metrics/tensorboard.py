@@ -15,31 +15,46 @@ FLUSH_SECS = 5  # a thread of its own writes, so that a plan never waits for it
 
 
 class TensorBoardWriter(NullObserver):
-    """Writes every finite number of every plan as a scalar."""
+    """Writes every finite number of every plan as a scalar.
 
-    def __init__(self, run_dir: Path, *, resume_from: int | None = None) -> None:
-        """`resume_from`: the checkpoint's plan; TensorBoard hides what an earlier process wrote after it."""
-        from tensorboardX import SummaryWriter
+    A resumed run adds a file, which tells TensorBoard to hide what earlier processes wrote from its
+    first plan on.
+    """
 
-        purge_step = None if resume_from is None else resume_from + 1
-        # Its file names tell seconds apart and no less: two writers of one second would overwrite each other.
-        suffix = f".{time.time_ns()}"
-        folder = str(Path(run_dir) / "tensorboard")
-        self._writer = SummaryWriter(
-            folder, purge_step=purge_step, filename_suffix=suffix, flush_secs=FLUSH_SECS
-        )
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = Path(run_dir) / "tensorboard"
+        self._writer: Any = None  # tensorboardX has no types
+        self._text = ""
 
     def on_start(self, info: RunInfo) -> None:
-        text = f"{info.recipe_name}: {info.algorithm} on {info.model}, {info.num_plans} plans, {info.cluster}"
-        self._writer.add_text("run", text, 0)
+        what = f"{info.recipe_name}: {info.algorithm} on {info.model}"
+        self._text = f"{what}, {info.num_plans} plans, {info.cluster}"
 
     def on_plan(self, plan: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             if value is not None and math.isfinite(float(value)):
-                self._writer.add_scalar(name, float(value), plan)
+                self._open(plan).add_scalar(name, float(value), plan)
 
     def on_eval(self, plan: int, name: str, accuracy: float) -> None:
-        self._writer.add_scalar(f"eval/{name}/accuracy", float(accuracy), plan)
+        self._open(plan).add_scalar(f"eval/{name}/accuracy", float(accuracy), plan)
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _open(self, plan: int) -> Any:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            is_resumed = any(self._folder.glob("*tfevents*"))
+            self._writer = SummaryWriter(
+                str(self._folder),
+                purge_step=plan if is_resumed else None,
+                # Its file names tell seconds apart and no less: two files of one second would be one.
+                filename_suffix=f".{time.time_ns()}",
+                flush_secs=FLUSH_SECS,
+            )
+            if self._text:
+                self._writer.add_text("run", self._text, plan)
+        return self._writer

@@ -68,6 +68,11 @@ class MetricsWriter(NullObserver):
         else:
             self._rewrite()
 
+    def restore(self, plans: Mapping[int, Mapping[str, float]]) -> None:
+        """Adds rows of plans that the file lacks, where a crash came between the journal and this file."""
+        for plan in sorted(plans.keys() - self._rows.keys()):
+            self.write(plan, plans[plan])
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

@@ -46,9 +46,7 @@ def token_logps(model: PreTrainedModel, packed: PackedBatch, temperature: float)
     vocabulary = vocabulary_size(model)
     highest = int(max(packed.token_ids_N.max(), packed.target_M.max()))
     if highest >= vocabulary:
-        raise DataError(
-            f"token id {highest} is outside the model's vocabulary of {vocabulary}: wrong tokenizer?"
-        )
+        raise DataError(f"token id {highest} is outside the model's vocabulary of {vocabulary}: wrong tokenizer?")
     target_M = torch.from_numpy(packed.target_M).to(device)
     if shares_prompts(model):
         parts = _shared(model, packed, target_M, temperature)
@@ -63,9 +61,7 @@ def token_logps(model: PreTrainedModel, packed: PackedBatch, temperature: float)
 def logps_of(logits_MV: Tensor, target_M: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy, under softmax(logits / temperature)."""
     if logits_MV.shape[:-1] != target_M.shape:
-        raise ModelError(
-            f"{list(logits_MV.shape[:-1])} positions of logits for {list(target_M.shape)} tokens"
-        )
+        raise ModelError(f"{list(logits_MV.shape[:-1])} positions of logits for {list(target_M.shape)} tokens")
     return _TokenLogp.apply(logits_MV, target_M, temperature)
 
 
@@ -120,9 +116,7 @@ def _shared(
     parts = []
     for hidden, target in zip(hidden_MD.split(rows), target_M.split(rows), strict=True):
         if remake:
-            parts.append(
-                checkpoint(chunk_logps, hidden, target, use_reentrant=False, preserve_rng_state=False)
-            )
+            parts.append(checkpoint(chunk_logps, hidden, target, use_reentrant=False, preserve_rng_state=False))
         else:
             parts.append(chunk_logps(hidden, target))
     return parts
@@ -154,9 +148,7 @@ def _plain_rows(
     longest = int(lengths.max())
     row_BL = torch.zeros(len(lengths), longest, dtype=torch.int64)
     tokens_N = torch.from_numpy(packed.token_ids_N)
-    for b, ((prompt_at, prompt_length), (at, length, _)) in enumerate(
-        zip(starts, packed.answers_A, strict=True)
-    ):
+    for b, ((prompt_at, prompt_length), (at, length, _)) in enumerate(zip(starts, packed.answers_A, strict=True)):
         row_BL[b, :prompt_length] = tokens_N[prompt_at : prompt_at + prompt_length]
         row_BL[b, prompt_length : prompt_length + length] = tokens_N[at : at + length]
     valid_BL = torch.arange(longest) < lengths[:, None]

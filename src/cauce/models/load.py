@@ -88,9 +88,7 @@ def local_folder(name: str) -> Path:
     if path.exists():
         return path
     if path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")):
-        raise ModelError(
-            f"model.path {name!r}: no such folder; give a folder with config.json and safetensors"
-        )
+        raise ModelError(f"model.path {name!r}: no such folder; give a folder with config.json and safetensors")
     return download_from_hub(name)
 
 
@@ -103,8 +101,8 @@ def download_from_hub(name: str) -> Path:
     except Exception as error:  # the hub client raises a dozen unrelated types; all mean "not to be had"
         raise ModelError(
             f"model.path {name!r}: no folder of that name, nothing pulled in {models_dir()}, and the hub "
-            f"did not give it ({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder, or run "
-            f"`cauce model pull {name}` where there is a network"
+            f"did not give it ({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder "
+            f"or run `cauce model pull {name}` where there is a network"
         ) from error
 
 
@@ -163,9 +161,7 @@ def _tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"model.path {str(path)!r}: no usable tokenizer ({str(error).splitlines()[0]})"
-        ) from error
+        raise ModelError(f"model.path {str(path)!r}: no usable tokenizer ({str(error).splitlines()[0]})") from error
 
 
 def _load_folder(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -174,9 +170,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, attention: str) -> PreTrained
             folder, dtype=dtype, attn_implementation=attention, output_loading_info=True
         )
     except (OSError, ValueError, ImportError) as error:
-        raise ModelError(
-            f"model.path {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}"
-        ) from error
+        raise ModelError(f"model.path {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     model, info = loaded
     _check_complete(folder, info)
     return cast(PreTrainedModel, model)
@@ -187,13 +181,11 @@ def _load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedMode
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-        tensors = load_gguf_checkpoint(
-            str(file), return_tensors=True, model_to_load=model, torch_dtype=dtype
-        )["tensors"]
+        tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model, torch_dtype=dtype)[
+            "tensors"
+        ]
     except (OSError, ValueError, NotImplementedError) as error:
-        raise ModelError(
-            f"model.path {str(file)!r} cannot be read as GGUF: {str(error).splitlines()[0]}"
-        ) from error
+        raise ModelError(f"model.path {str(file)!r} cannot be read as GGUF: {str(error).splitlines()[0]}") from error
     result = model.load_state_dict(tensors, strict=False)
     missing = set(result.missing_keys) & set(parameter_names(model))
     _check_complete(file, {"missing_keys": missing, "unexpected_keys": result.unexpected_keys})
@@ -206,7 +198,7 @@ def _check_complete(path: Path, info: dict[str, Any]) -> None:
     if missing or wrong:
         raise ModelError(
             f"model.path {str(path)!r}: {len(missing)} parameters are missing and {len(wrong)} have another "
-            f"shape, the first being {(missing + wrong)[0]}; they would stay random: use a complete checkpoint"
+            f"shape, the first being {(missing + wrong)[0]}; they would be random; use a complete one"
         )
 
 

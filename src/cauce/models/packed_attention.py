@@ -75,9 +75,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every layer; [1, H, N, D] in, [1, N, H, D] out."""
     if cauce_layout is None or attention_mask is not None:
-        raise ModelError(
-            f"{NAME} attention works on packed rows only: call the model through models/forward.py"
-        )
+        raise ModelError(f"{NAME} attention works on packed rows only: call the model through models/forward.py")
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise ModelError(f"{NAME} attention knows neither soft-capped scores nor attention sinks")
     arguments = (query, key, value, cauce_layout, kwargs.get("sliding_window"), scaling)
@@ -114,9 +112,7 @@ def _rows(x_NHD: Tensor, places: Tensor) -> Tensor:
     return gathered.unflatten(0, places.shape).transpose(1, 2)
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scaling: float | None
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scaling: float | None) -> Tensor:
     """Rows [B, H, L, D] -> [B * L, H, D]; no mask means plain causal."""
     out = nn.functional.scaled_dot_product_attention(
         query,

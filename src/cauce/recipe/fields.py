@@ -62,9 +62,7 @@ def is_optional(annotation: Any) -> bool:
 
 def literal_words(annotation: Any) -> tuple[str, ...]:
     """The words that a setting accepts by name, such as "auto"."""
-    return tuple(
-        word for part in choices(annotation) if get_origin(part) is Literal for word in get_args(part)
-    )
+    return tuple(word for part in choices(annotation) if get_origin(part) is Literal for word in get_args(part))
 
 
 def parse_bytes(value: object) -> object:
@@ -128,10 +126,7 @@ def _member_text(member: Any, metadata: Iterable[Any]) -> list[str]:
 def _range_text(metadata: Iterable[Any]) -> str:
     bounds = {"ge": " of at least {}", "gt": " above {}", "le": " up to {}", "lt": " below {}"}
     return "".join(
-        text.format(getattr(note, name))
-        for note in metadata
-        for name, text in bounds.items()
-        if hasattr(note, name)
+        text.format(getattr(note, name)) for note in metadata for name, text in bounds.items() if hasattr(note, name)
     )
 
 

@@ -45,9 +45,7 @@ TRL = (
         "x "
         "gradient_accumulation_steps / num_generations; for memory see learner.token_budget",
     ),
-    _row(
-        "gradient_accumulation_steps", "learner.token_budget", "micro-batches are cut by tokens, not counted"
-    ),
+    _row("gradient_accumulation_steps", "learner.token_budget", "micro-batches are cut by tokens, not counted"),
     _row(
         "steps_per_generation generation_batch_size",
         "learner.mini_batches",
@@ -106,9 +104,7 @@ TRL = (
     _row("run_name", "run.name"),
     _row("report_to", "logging.tensorboard", "metrics.jsonl is always written"),
     _row("logging_steps", note="every plan is logged"),
-    _row(
-        "gradient_checkpointing", note="not in this version; a smaller learner.token_budget takes less memory"
-    ),
+    _row("gradient_checkpointing", note="not in this version; a smaller learner.token_budget takes less memory"),
     _row("entropy_coef", note="no entropy bonus in this version; policy/entropy is logged"),
     _row("importance_sampling_level", note="ratios are per token in this version"),
 )
@@ -121,8 +117,7 @@ VERL = (
     _row(
         "data.train_batch_size",
         "learner.tasks_per_plan",
-        "train_batch_size counts prompts in verl, as tasks_per_plan does; in TRL and OpenRLHF it counts "
-        "completions",
+        "train_batch_size counts prompts in verl, as tasks_per_plan does; in TRL and OpenRLHF it counts completions",
     ),
     _row("data.max_prompt_length", "data.max_prompt_tokens", "longer prompts are dropped and counted here"),
     _row(
@@ -133,9 +128,7 @@ VERL = (
     _row("data.max_response_length", "rollout.max_tokens"),
     _row("data.shuffle", "data.shuffle"),
     _row("data.seed", "run.seed"),
-    _row(
-        "actor_rollout_ref.rollout.n", "rollout.group_size", "completions per prompt; default 1 there, 8 here"
-    ),
+    _row("actor_rollout_ref.rollout.n", "rollout.group_size", "completions per prompt; default 1 there, 8 here"),
     _row("actor_rollout_ref.rollout.temperature", "rollout.temperature"),
     _row(
         "actor_rollout_ref.rollout.name",
@@ -166,9 +159,7 @@ VERL = (
     ),
     _row("actor_rollout_ref.actor.optim.weight_decay", "learner.weight_decay", "default 0.01 there, 0 here"),
     _row("actor_rollout_ref.actor.optim.betas", "learner.beta1 learner.beta2"),
-    _row(
-        "actor_rollout_ref.actor.grad_clip actor_rollout_ref.actor.optim.clip_grad", "learner.max_grad_norm"
-    ),
+    _row("actor_rollout_ref.actor.grad_clip actor_rollout_ref.actor.optim.clip_grad", "learner.max_grad_norm"),
     _row("actor_rollout_ref.actor.clip_ratio", "algorithm.clip_low algorithm.clip_high"),
     _row("actor_rollout_ref.actor.clip_ratio_low", "algorithm.clip_low"),
     _row("actor_rollout_ref.actor.clip_ratio_high", "algorithm.clip_high"),
@@ -200,16 +191,12 @@ VERL = (
         "algorithm.name",
         "grpo or rloo; others, such as gae, are not in this version",
     ),
-    _row(
-        "algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage_scale", "true is group_std, false is none"
-    ),
+    _row("algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage_scale", "true is group_std, false is none"),
     _row("algorithm.use_kl_in_reward", "algorithm.kl_in", "reward, with algorithm.kl_coef above 0"),
     _row("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coef", "with algorithm.kl_in=reward"),
     _row("algorithm.filter_groups.enable", "algorithm.dynamic_sampling"),
     _row("algorithm.rollout_correction.rollout_is", "algorithm.correction", "token level"),
-    _row(
-        "algorithm.rollout_correction.rollout_is_threshold", "algorithm.correction_cap", "default 2 in both"
-    ),
+    _row("algorithm.rollout_correction.rollout_is_threshold", "algorithm.correction_cap", "default 2 in both"),
     _row(
         "reward.custom_reward_function.path custom_reward_function.path custom_reward_function.name",
         "reward.fn",
@@ -265,16 +252,12 @@ OPENRLHF = (
         "micro-batches are always cut by tokens",
     ),
     _row("rollout.max_new_tokens generate_max_len", "rollout.max_tokens"),
-    _row(
-        "data.max_len prompt_max_len", "data.max_prompt_tokens", "data.max_len there holds the answer as well"
-    ),
+    _row("data.max_len prompt_max_len", "data.max_prompt_tokens", "data.max_len there holds the answer as well"),
     _row("rollout.temperature", "rollout.temperature"),
     _row("train.max_epochs max_epochs", "learner.epochs", "passes over one set of samples"),
     _row("train.num_episodes num_episodes", "run.plans", "plans = episodes x rows / learner.tasks_per_plan"),
     _row("actor.adam.lr actor_learning_rate", "learner.lr", "default 1e-6 in both"),
-    _row(
-        "actor.adam.betas adam_betas", "learner.beta1 learner.beta2", "default 0.9 0.95 there, 0.9 0.999 here"
-    ),
+    _row("actor.adam.betas adam_betas", "learner.beta1 learner.beta2", "default 0.9 0.95 there, 0.9 0.999 here"),
     _row("actor.adam.eps", "learner.eps"),
     _row("actor.adam.weight_decay l2", "learner.weight_decay"),
     _row(

@@ -48,9 +48,7 @@ class Difference(NamedTuple):
         return f"{self.key}: {self.old!r} -> {self.new!r}"
 
 
-def load_recipe(
-    name_or_path: str | None, overrides: Sequence[str] = (), *, given: Collection[str] = ()
-) -> Recipe:
+def load_recipe(name_or_path: str | None, overrides: Sequence[str] = (), *, given: Collection[str] = ()) -> Recipe:
     """Load a packaged recipe by name, or a file, with settings put on top.
 
     Args:
@@ -134,9 +132,7 @@ def _parse(content: bytes, source: str) -> Tables:
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            f'{source} is not a TOML file: {error}; texts need quotes, as in path = "my/model"'
-        ) from None
+        raise RecipeError(f'{source} is not a TOML file: {error}; texts need quotes, as in path = "my/model"') from None
 
 
 def _refuse_unknown(tables: Tables, source: str) -> None:
@@ -177,9 +173,7 @@ def _fault_text(error: ValidationError) -> str:
         model = SECTIONS[section]
         key, field = f"{section}.{name}", model.model_fields[name]
         example = f" (default {field.default!r})" if field.default not in ("", [], {}, None) else ""
-        lines.setdefault(
-            key, f"{key} = {fault['input']!r}: must be {expected(field)}{example}. {field.description}."
-        )
+        lines.setdefault(key, f"{key} = {fault['input']!r}: must be {expected(field)}{example}. {field.description}.")
     return "\n".join(lines.values())
 
 

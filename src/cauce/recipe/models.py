@@ -43,20 +43,14 @@ class ModelSettings(Section):
 class DataSettings(Section):
     """Prompts for training and for evaluation, and how their columns are read."""
 
-    train: str = semantic(
-        "", "Training rows: path or glob (.jsonl .json .parquet .csv), or builtin:addition/train"
-    )
+    train: str = semantic("", "Training rows: path or glob (.jsonl .json .parquet .csv), or builtin:addition/train")
     test: str = semantic("", "Held-out rows for evaluation, as in train; empty: no evaluation")
-    format: str = semantic(
-        "auto", "Shape of the rows; auto: detected and said by `cauce check`", min_length=1
-    )
+    format: str = semantic("auto", "Shape of the rows; auto: detected and said by `cauce check`", min_length=1)
     prompt_key: str = semantic("", "Column with the prompt; empty: the shape's own")
     gold_key: str = semantic("", "Column with the gold answer; empty: the shape's own")
     system: str = semantic("", "System message put before every prompt; empty: none")
     columns: dict[str, str] = semantic({}, "Other column names: ours = theirs")
-    chat_template: bool = semantic(
-        True, "Wrap a text prompt as a user turn where the model has a chat template"
-    )
+    chat_template: bool = semantic(True, "Wrap a text prompt as a user turn where the model has a chat template")
     shuffle: bool = semantic(True, "Shuffle the rows, anew in every pass, from run.seed")
     max_prompt_tokens: int = semantic(1024, "Longer prompts are dropped and counted", ge=1)
 
@@ -68,9 +62,7 @@ class RewardSettings(Section):
     weights: list[float] = semantic([], "One weight per reward function; empty: 1 each")
     kwargs: dict[str, Any] = semantic({}, "Extra keyword arguments of every reward function")
     timeout_s: float = runtime(30.0, "Seconds after which a reward call counts as timed out", gt=0)
-    max_failure_rate: float = runtime(
-        0.5, "Share of failed rewards in a plan above which the run stops", ge=0, le=1
-    )
+    max_failure_rate: float = runtime(0.5, "Share of failed rewards in a plan above which the run stops", ge=0, le=1)
     workers: int = runtime(1, "Processes that score answers", ge=1)
 
     @property
@@ -86,18 +78,12 @@ class AlgorithmSettings(Section):
     advantage_scale: Literal["group_std", "none"] | None = semantic(
         None, "Divide centred rewards by the group's standard deviation, or not", none=OF_THE_ALGORITHM
     )
-    clip_low: float | None = semantic(
-        None, "The ratio is clipped below 1 - clip_low", none=OF_THE_ALGORITHM, gt=0
-    )
-    clip_high: float | None = semantic(
-        None, "The ratio is clipped above 1 + clip_high", none=OF_THE_ALGORITHM, gt=0
-    )
+    clip_low: float | None = semantic(None, "The ratio is clipped below 1 - clip_low", none=OF_THE_ALGORITHM, gt=0)
+    clip_high: float | None = semantic(None, "The ratio is clipped above 1 + clip_high", none=OF_THE_ALGORITHM, gt=0)
     dual_clip: float | None = semantic(
         None, "Bound on the ratio for negative advantages; above 1", none="no bound", gt=1
     )
-    aggregation: Aggregation | None = semantic(
-        None, "How token losses become one number", none=OF_THE_ALGORITHM
-    )
+    aggregation: Aggregation | None = semantic(None, "How token losses become one number", none=OF_THE_ALGORITHM)
     aggregation_length: int | None = semantic(
         None, "Constant length that token_sum_constant divides by", none="rollout.max_tokens", ge=1
     )
@@ -109,9 +95,7 @@ class AlgorithmSettings(Section):
         "Truncated importance correction for a sampler of other weights or dtype; auto: where they differ",
     )
     correction_cap: float = semantic(2.0, "Largest weight of the importance correction", ge=1)
-    dynamic_sampling: bool = semantic(
-        False, "Drop groups whose rewards are all equal and sample others instead"
-    )
+    dynamic_sampling: bool = semantic(False, "Drop groups whose rewards are all equal and sample others instead")
     mask_truncated: bool = semantic(False, "Leave answers cut off at max_tokens out of the loss")
 
 
@@ -128,9 +112,7 @@ class RolloutSettings(Section):
     cpus: CoresOrAuto = runtime("auto", "CPUs of one actor")
     gpus: float = runtime(0.0, "GPUs of one actor; fractions share a GPU", ge=0)
     memory: BytesOrAuto = runtime("auto", "Memory of one actor: bytes, or text such as 2GB")
-    object_store_memory: BytesOrAuto = runtime(
-        "auto", "Object store of a Ray we start: bytes, or text such as 2GB"
-    )
+    object_store_memory: BytesOrAuto = runtime("auto", "Object store of a Ray we start: bytes, or text such as 2GB")
 
 
 class EngineSettings(Section):
@@ -139,9 +121,7 @@ class EngineSettings(Section):
     backend: str = semantic("native", "What generates tokens", min_length=1)
     dtype: Dtype = semantic("auto", "Precision of sampling; auto: bf16 where the hardware has it, else fp32")
     slots: int = semantic(64, "Completions generated at the same time by one engine", ge=1)
-    deterministic: bool = semantic(
-        False, "Fixed shapes, so that a sample does not depend on its batch mates; slower"
-    )
+    deterministic: bool = semantic(False, "Fixed shapes, so that a sample does not depend on its batch mates; slower")
     threads: CountOrAuto = runtime("auto", "CPU threads of one engine")
 
 
@@ -151,9 +131,7 @@ class LearnerSettings(Section):
     tasks_per_plan: int = semantic(8, "Prompts per plan", ge=1)
     mini_batches: int = semantic(1, "Optimizer steps that one pass over a plan is divided into", ge=1)
     epochs: int = semantic(1, "Passes over a plan", ge=1)
-    token_budget: int = semantic(
-        4096, "Tokens of one packed micro-batch; changes memory, not the gradient", ge=1
-    )
+    token_budget: int = semantic(4096, "Tokens of one packed micro-batch; changes memory, not the gradient", ge=1)
     dtype: Dtype = semantic("auto", "Precision of the forward pass; the weights of record stay fp32")
     lr: float = semantic(1e-6, "Learning rate at its highest", ge=0)
     schedule: Literal["constant", "linear", "cosine"] = semantic(
@@ -174,13 +152,9 @@ class LearnerSettings(Section):
 class BufferSettings(Section):
     """Which accepted groups a plan may use."""
 
-    max_staleness: int = semantic(
-        0, "Versions a group may lag behind when it is planned; 0: synchronous", ge=0
-    )
+    max_staleness: int = semantic(0, "Versions a group may lag behind when it is planned; 0: synchronous", ge=0)
     max_reuse: int = semantic(1, "Plans that may use the same group", ge=1)
-    sampling: Literal["in_order", "random"] = semantic(
-        "in_order", "How a plan picks among the buffered groups"
-    )
+    sampling: Literal["in_order", "random"] = semantic("in_order", "How a plan picks among the buffered groups")
 
 
 class WeightsSettings(Section):
@@ -203,9 +177,7 @@ class EvalSettings(Section):
 class CheckpointSettings(Section):
     """When the run is saved."""
 
-    max_redo_s: float = runtime(
-        60.0, "Save when redoing the plans since the last checkpoint would take longer", gt=0
-    )
+    max_redo_s: float = runtime(60.0, "Save when redoing the plans since the last checkpoint would take longer", gt=0)
     every: int = runtime(0, "Plans between two checkpoints; 0: decided by max_redo_s", ge=0)
     keep: int = runtime(2, "Newest checkpoints that are kept", ge=1)
 
@@ -219,9 +191,7 @@ class JournalSettings(Section):
 class ClusterSettings(Section):
     """The Ray cluster."""
 
-    address: str = runtime(
-        "local", "local: a Ray of our own; auto or host:port: one that runs already", min_length=1
-    )
+    address: str = runtime("local", "local: a Ray of our own; auto or host:port: one that runs already", min_length=1)
     cpus: CountOrAuto = runtime("auto", "CPUs of a Ray we start; auto: those this process may use")
     dashboard: bool = runtime(True, "Start the dashboard of a Ray we start")
     namespace: str = runtime("cauce", "Ray namespace of the run's actors", min_length=1)

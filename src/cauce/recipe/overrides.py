@@ -38,9 +38,7 @@ def split_overrides(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 def apply_pairs(tables: Tables, pairs: Sequence[tuple[str, str]]) -> Tables:
     """A copy of the nested tables of a recipe with the given settings put in; later ones win."""
-    merged: Tables = {
-        name: dict(value) if isinstance(value, dict) else value for name, value in tables.items()
-    }
+    merged: Tables = {name: dict(value) if isinstance(value, dict) else value for name, value in tables.items()}
     for key, raw in pairs:
         if key == "stage":
             merged["stage"] = raw.strip("\"'")

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Advantage = Literal["group_std", "group_mean", "leave_one_out"]
-Aggregation = Literal[
-    "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant"
-]
+Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward"]
 

@@ -78,9 +78,7 @@ def learning_figure(
     if plans:
         traces.append(_line(plans, rewards, "reward of training samples", "$reward"))
     for name, points in evals.items():
-        trace = _line(
-            [point[0] for point in points], [point[1] for point in points], f"held-out: {name}", "$held_out"
-        )
+        trace = _line([point[0] for point in points], [point[1] for point in points], f"held-out: {name}", "$held_out")
         trace["mode"] = "lines+markers"
         trace["marker"] = {"size": 8, "color": "$held_out"}
         if all(stats is not None for _, _, stats in points):
@@ -132,8 +130,10 @@ def metric_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
 def time_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Seconds of each plan, stacked by what they were spent on."""
     traces = []
-    for part in TIME_PARTS:
-        plans, seconds = _series(rows, f"time/{part}")
+    for part, names in TIME_PARTS.items():
+        known = [row for row in rows if row["plan"] > 0 and any(row.get(name) is not None for name in names)]
+        plans = [row["plan"] for row in known]
+        seconds = [sum(row.get(name) or 0.0 for name in names) for row in known]
         if plans:
             traces.append(
                 {
@@ -149,7 +149,7 @@ def time_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     return Figure(
         key="time",
         title="Where the time goes",
-        note="Seconds per plan. Idle is what no other part accounts for.",
+        note="Seconds per plan. Record is the journal and checksums, idle what no other part accounts for.",
         traces=traces,
         layout={
             "barmode": "stack",

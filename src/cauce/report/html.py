@@ -30,9 +30,7 @@ from cauce.report.tables import (
 
 MAX_SAMPLES = 240
 MAX_PAIRS = 100
-BUTTONS = (
-    '<button type="button">Previous</button><button type="button">Next</button><span class="count"></span>'
-)
+BUTTONS = '<button type="button">Previous</button><button type="button">Next</button><span class="count"></span>'
 EMPTY_SAMPLES = '<p class="empty">No samples: the journal holds no applied plan yet.</p>'
 
 
@@ -81,7 +79,7 @@ def render(run_dir: Path) -> str:
     }
     assets = files("cauce.report").joinpath("assets")
     return Template(assets.joinpath("report.html").read_text(encoding="utf-8")).substitute(
-        title=escape(str(summary.get("run") or run_dir.name)),
+        title=escape(run_dir.resolve().name),
         lead=lead_line(summary),
         css=assets.joinpath("report.css").read_text(encoding="utf-8"),
         body="\n".join(section for section in sections if section),
@@ -103,9 +101,7 @@ def eval_points(
 ) -> dict[str, list[tuple[int, float, EvalStats | None]]]:
     """Per evaluation set its points (plan, accuracy, numbers of the answers on disk)."""
     points: dict[str, list[tuple[int, float, EvalStats | None]]] = {}
-    names = sorted(
-        {name for row in rows for name in row if name.startswith("eval/") and name.endswith("/accuracy")}
-    )
+    names = sorted({name for row in rows for name in row if name.startswith("eval/") and name.endswith("/accuracy")})
     last_plan = max((row["plan"] for row in rows), default=0)
     for name in names:
         label = name.split("/")[1]

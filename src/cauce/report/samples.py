@@ -162,15 +162,11 @@ class _GroupCache:
         return self._groups[task]
 
 
-def _samples(
-    plans: Sequence[PlanRecord], groups: _GroupCache, limit: int, run_dir: Path
-) -> list[ReportSample]:
+def _samples(plans: Sequence[PlanRecord], groups: _GroupCache, limit: int, run_dir: Path) -> list[ReportSample]:
     firsts = [group.samples for record in plans if (group := next(groups.of(record), None)) is not None]
     if not firsts:
         return []
-    mean_tokens = sum(sum(len(s.completion.token_ids) for s in first) / len(first) for first in firsts) / len(
-        firsts
-    )
+    mean_tokens = sum(sum(len(s.completion.token_ids) for s in first) / len(first) for first in firsts) / len(firsts)
     limit = min(limit, max(len(firsts), round(MAX_TOKENS / max(mean_tokens, 1))))
     share = max(1, limit // len(firsts))  # samples of one plan
     decode = decoder_of(run_dir)
@@ -187,9 +183,7 @@ def _samples(
     return result[:limit]
 
 
-def _sample(
-    record: PlanRecord, group: Group, sample: Sample, prompt: str, decode: Decode | None
-) -> ReportSample:
+def _sample(record: PlanRecord, group: Group, sample: Sample, prompt: str, decode: Decode | None) -> ReportSample:
     ids = sample.completion.token_ids.tolist()
     return ReportSample(
         plan=record.plan.number,

@@ -13,6 +13,7 @@ from cauce.metrics.progress import duration
 from cauce.metrics.summary import EvalStats, tokens_per_s
 
 MAX_EVENTS = 200
+ENVIRONMENT = ("python", "platform", "machine", "cauce", "torch", "transformers", "ray", "cpus")
 STATUSES = ("finished", "stopped", "failed")
 
 
@@ -39,9 +40,7 @@ def tiles(
         made.append(_tile("held-out accuracy", f"{before.accuracy:.3f} &rarr; {after.accuracy:.3f}", small))
     elif before:
         made.append(
-            _tile(
-                "held-out accuracy before", f"{before.accuracy:.3f}", f"{before.low:.2f} to {before.high:.2f}"
-            )
+            _tile("held-out accuracy before", f"{before.accuracy:.3f}", f"{before.low:.2f} to {before.high:.2f}")
         )
     rewards = [row["reward/mean"] for row in done if row.get("reward/mean") is not None]
     if rewards:
@@ -55,9 +54,7 @@ def tiles(
     if speed:
         made.append(_tile("speed", f"{speed:.0f}", "sampled tokens per second"))
     if summary.get("peak_memory_mb"):
-        made.append(
-            _tile("peak memory", f"{float(summary['peak_memory_mb']) / 1024:.1f} GB", "all processes")
-        )
+        made.append(_tile("peak memory", f"{float(summary['peak_memory_mb']) / 1024:.1f} GB", "all processes"))
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
@@ -76,8 +73,7 @@ def comparison_table(before: EvalStats | None, after: EvalStats | None) -> str:
     if any(side and side.unscored for side in sides):
         lines.append(("answers without a score", [str(side.unscored) if side else "-" for side in sides]))
     body = "".join(
-        f"<tr><td>{name}</td>{''.join(f'<td class=number>{cell}</td>' for cell in cells)}</tr>"
-        for name, cells in lines
+        f"<tr><td>{name}</td>{''.join(f'<td class=number>{cell}</td>' for cell in cells)}</tr>" for name, cells in lines
     )
     head = "<tr><th></th><th class=number>before</th><th class=number>after</th></tr>"
     return f'<div class="card scroll"><table>{head}{body}</table></div>'
@@ -86,20 +82,10 @@ def comparison_table(before: EvalStats | None, after: EvalStats | None) -> str:
 def events_table(events: Sequence[EventRecord], rows: Sequence[Mapping[str, Any]]) -> str:
     """Deaths, restarts, drops and the rest of what the journal noted, newest last."""
     skipped = [str(row["plan"]) for row in rows if row.get("optim/skipped")]
-    text = (
-        f'<p class="note">Plans with skipped steps (non-finite numbers): {", ".join(skipped)}</p>'
-        if skipped
-        else ""
-    )
+    text = f'<p class="note">Plans with skipped steps (non-finite numbers): {", ".join(skipped)}</p>' if skipped else ""
     if not events:
-        return (
-            '<p class="empty">Nothing went wrong and nothing was restarted.</p>' + text
-            if not skipped
-            else text
-        )
-    counts = ", ".join(
-        f"{count} {kind}" for kind, count in Counter(event.kind for event in events).most_common()
-    )
+        return '<p class="empty">Nothing went wrong and nothing was restarted.</p>' + text if not skipped else text
+    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(event.kind for event in events).most_common())
     left_out = f"; the last {MAX_EVENTS} are shown" if len(events) > MAX_EVENTS else ""
     body = "".join(
         f"<tr><td class=time>{datetime.fromtimestamp(event.time, UTC):%Y-%m-%d %H:%M:%S}</td>"
@@ -122,7 +108,8 @@ def recipe_block(run_dir: Path) -> str:
 
 def environment_line(summary: Mapping[str, Any], meta: Mapping[str, str]) -> str:
     """Where the run ran, as it recorded it: not where the report is made."""
-    facts = {**_as_mapping(meta.get("fingerprint", "")), **_as_mapping(summary.get("environment", {}))}
+    known_facts = {name: summary[name] for name in ENVIRONMENT if name in summary}
+    facts = {**_as_mapping(meta.get("fingerprint", "")), **known_facts}
     known = ", ".join(f"{name} {value}" for name, value in facts.items())
     return escape(f"Environment: {known}." if known else "The run recorded no environment.")
 

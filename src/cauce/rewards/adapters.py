@@ -226,9 +226,7 @@ class RewardFunction:
             return self._number(values[0] if values is not None and len(values) == 1 else result)
         key = "score" if self.kind == "verl" else "rewards"
         if key not in result:
-            return Failure(
-                f"{self.name} returned a dict without {key!r} (keys: {', '.join(map(str, result))})"
-            )
+            return Failure(f"{self.name} returned a dict without {key!r} (keys: {', '.join(map(str, result))})")
         others = result.get("extra_logs", {}) if self.kind == "openrlhf" else result
         for name, value in others.items():
             number = self._number(_single(value))
@@ -254,20 +252,12 @@ def adapt(source: Source, *, name: str, kwargs: dict[str, Any]) -> RewardFunctio
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise RewardError(
-            f"reward {name}: its parameters cannot be read ({error}); wrap it in a def"
-        ) from error
-    names = {
-        p.name: p.default is p.empty
-        for p in parameters
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
+        raise RewardError(f"reward {name}: its parameters cannot be read ({error}); wrap it in a def") from error
+    names = {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     kind = _kind_of(names, takes_any, name)
     accepted = {key: value for key, value in kwargs.items() if takes_any or key in names}
-    return RewardFunction(
-        source=source, name=name, kind=kind, parameters=names, takes_any=takes_any, kwargs=accepted
-    )
+    return RewardFunction(source=source, name=name, kind=kind, parameters=names, takes_any=takes_any, kwargs=accepted)
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -310,8 +300,7 @@ def _kind_of(names: Collection[str], takes_any: bool, name: str) -> Kind:
         return found[0]
     if len(found) > 1:
         raise RewardError(
-            f"reward {name}: its parameters match two conventions, {found[0]} and {found[1]}; rename one of "
-            "them"
+            f"reward {name}: its parameters match two conventions, {found[0]} and {found[1]}; rename one of them"
         )
     if takes_any and not names:
         return "native"

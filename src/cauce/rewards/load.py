@@ -53,8 +53,7 @@ def load_reward(spec: RewardSpec, *, settings: RewardSettings | None = None) -> 
         )
     if weights and len(weights) != len(sources):
         raise RecipeError(
-            f"reward.weights has {len(weights)} numbers for {len(sources)} reward functions; give one for "
-            "each"
+            f"reward.weights has {len(weights)} numbers for {len(sources)} reward functions; give one for each"
         )
     functions = _with_distinct_names([_load_function(source, kwargs) for source in sources])
     for key in kwargs:
@@ -210,9 +209,7 @@ def _pick(names: dict[str, Any], dotted: str, where: str) -> Callable[..., Any]:
 
 
 def _functions_of(names: dict[str, Any]) -> str:
-    found = sorted(
-        name for name, value in names.items() if isinstance(value, FunctionType) and name[:1] != "_"
-    )
+    found = sorted(name for name, value in names.items() if isinstance(value, FunctionType) and name[:1] != "_")
     return f"its functions: {', '.join(found)}" if found else "it has no functions"
 
 

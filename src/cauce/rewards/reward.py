@@ -79,9 +79,7 @@ class Reward:
         metrics = {name: sum(numbers) / len(numbers) for name, numbers in log.metrics.items()}
         return RewardResult(outcomes=outcomes, metrics=metrics, extras=log.extras)
 
-    def _apart_by_row(
-        self, function: RewardFunction, answers: Answers, found: list[Value], log: Log
-    ) -> list[Value]:
+    def _apart_by_row(self, function: RewardFunction, answers: Answers, found: list[Value], log: Log) -> list[Value]:
         """A call for several groups that raised is made again for each: only the bad group is lost."""
         ids = [row.id for row in answers.rows]
         starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]

@@ -18,9 +18,7 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _CURRENCY = "$\u20ac\u00a3\u00a5\u20b9"
-_MINUS = str.maketrans(
-    {"\u2212": "-", "\u2010": "-", "\u2011": "-", "\u2013": "-", "\ufe63": "-", "\uff0d": "-"}
-)
+_MINUS = str.maketrans({"\u2212": "-", "\u2010": "-", "\u2011": "-", "\u2013": "-", "\ufe63": "-", "\uff0d": "-"})
 _LATEX_SEPARATORS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3})")
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 
@@ -68,12 +66,8 @@ def boxed(completions: Completions, answer: Sequence[Any], **_: Any) -> list[flo
     golds = []
     for gold in answer:
         inner = None if gold is None else _last_box(str(gold))
-        golds.append(
-            None if gold is None else _nonempty(_value(str(gold) if inner is None else inner), "boxed")
-        )
-    return _compare(
-        completions, golds, lambda text: None if (box := _last_box(text)) is None else _value(box)
-    )
+        golds.append(None if gold is None else _nonempty(_value(str(gold) if inner is None else inner), "boxed"))
+    return _compare(completions, golds, lambda text: None if (box := _last_box(text)) is None else _value(box))
 
 
 def read_number(text: str) -> Fraction | None:
@@ -97,9 +91,7 @@ def _text(completion: str | Sequence[dict[str, Any]]) -> str:
 def _gold_number(gold: Any, verifier: str) -> Fraction:
     number = read_number(str(gold))
     if number is None:
-        raise ValueError(
-            f"{verifier}: no number in the gold answer {gold!r}; choose another column or verifier"
-        )
+        raise ValueError(f"{verifier}: no number in the gold answer {gold!r}; choose another column or verifier")
     return number
 
 

@@ -115,7 +115,7 @@ def _join(settings: ClusterSettings) -> Cluster:
         raise ResourceError(
             f"cannot join the Ray at cluster.address={settings.address!r}: {error}. Ray gives the same message for a "
             f"wrong token: {seen}, mode {os.environ.get('RAY_AUTH_MODE', 'not set')!r}. All nodes need one token: "
-            "copy what `ray get-auth-token` prints there into RAY_AUTH_TOKEN here, or set cluster.address=\"local\""
+            'copy what `ray get-auth-token` prints there into RAY_AUTH_TOKEN here, or set cluster.address="local"'
         ) from error
     context = ray.get_runtime_context()
     return Cluster(

@@ -53,7 +53,7 @@ def learn(learner: LearnerVerbs, *, algorithm: Algorithm, plan: Plan, groups: Se
         num_steps=len(steps) - skipped,
         num_skipped=skipped,
         had_signal=carries_signal(sequences),
-        first_log_ratio=steps[0]["sampler/log_ratio_abs_mean"] if steps else 0.0,
+        first_log_ratio=steps[0].get("sampler/log_ratio_abs_mean", 0.0) if steps else 0.0,
         metrics=_over_steps(steps),
     )
 

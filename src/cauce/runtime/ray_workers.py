@@ -29,18 +29,14 @@ class RayWorkers:
         self._log_folder = log_folder
         self._env = env
 
-    def start(
-        self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]
-    ) -> Worker:
+    def start(self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]) -> Worker:
         """Creates the actor and waits for its constructor; a constructor that raises is a fault of the recipe."""
         threads = str(resources.threads)
         env = self._env | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_restarts": 0}
         if resources.memory_bytes:
             options["memory"] = resources.memory_bytes
-        actor_class: Any = ray.remote(_shell(cls)).options(
-            **options, runtime_env={"env_vars": env}, max_concurrency=1
-        )
+        actor_class: Any = ray.remote(_shell(cls)).options(**options, runtime_env={"env_vars": env}, max_concurrency=1)
         handle = actor_class.remote(
             shell_log=str(self._log_folder / f"{name}.log"), shell_threads=resources.threads, **kwargs
         )

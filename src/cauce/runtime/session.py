@@ -30,7 +30,13 @@ from cauce.weights.store import choose_folder, sweep_orphans
 
 HANG_S = 120.0  # a slice of work lasts half a second; a worker silent for this long is stuck
 STALL_S = 1800.0
-WORKER_ENV = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
+WORKER_ENV = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # Threads that spin between two small kernels take the cores from whoever else has work; where anything runs beside
+    # a run, that slows it down many times over, and costs little where nothing does.
+    "OMP_WAIT_POLICY": "passive",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,9 +53,7 @@ class Workers(Protocol):
     reader and a type checker can follow it.
     """
 
-    def start(
-        self, cls: type, *, name: str, role: str, resources: "Resources", kwargs: dict[str, Any]
-    ) -> Worker: ...
+    def start(self, cls: type, *, name: str, role: str, resources: "Resources", kwargs: dict[str, Any]) -> Worker: ...
 
     def call(self, worker: Worker, method: Callable[..., Any], **kwargs: Any) -> Call: ...
 
@@ -93,9 +91,7 @@ class SystemClock:
 class LocalWorkers:
     """Workers as plain objects in this process: no isolation, no parallelism; for tests and for one-process use."""
 
-    def start(
-        self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]
-    ) -> Worker:
+    def start(self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]) -> Worker:
         return Worker(name=name, role=role, handle=cls(**kwargs), node="here")
 
     def call(self, worker: Worker, method: Callable[..., Any], **kwargs: Any) -> Call:

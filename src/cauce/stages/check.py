@@ -154,8 +154,7 @@ def _score_gold(row: Row, source: RowSource, reward: Reward) -> ScoredGold:
     written = [] if gold is None else list(dict.fromkeys(form.format(gold) for form in GOLD_FORMS))
     texts = ["", *written]
     outcomes = [
-        reward.score(rows=[row], texts=[text], token_ids=[[]], step=0, max_steps=1).outcomes[0]
-        for text in texts
+        reward.score(rows=[row], texts=[text], token_ids=[[]], step=0, max_steps=1).outcomes[0] for text in texts
     ]
     tried = [
         ScoredGold(row_id=row.id, answer=text, gold=outcome, empty=outcomes[0])
@@ -172,9 +171,7 @@ def _gold_warnings(scored: Sequence[ScoredGold]) -> list[str]:
     if failed:
         one = failed[0]
         detail = one.gold.detail if one.gold and one.gold.detail else one.empty.detail
-        warnings.append(
-            f"the reward fails on {len(failed)} of {len(scored)} rows tried; {one.row_id}: {detail}"
-        )
+        warnings.append(f"the reward fails on {len(failed)} of {len(scored)} rows tried; {one.row_id}: {detail}")
     equal = [one for one in scored if one.gold is not None and one not in failed and not one.is_told_apart]
     if equal:
         one = equal[0]
@@ -219,8 +216,7 @@ def _data_lines(report: CheckReport) -> list[str]:
         f"  rows        {len(source):,}" + (f", held out {report.num_test:,}" if report.num_test else ""),
         f"  shape       {source.shape}: {source.rule}",
         f"  columns     {', '.join(source.columns) or 'none'} (beside the prompt)",
-        f"  prompts     longest {survey.longest} tokens, mean {survey.mean:.0f} (of "
-        f"{report.num_surveyed:,}){dropped}",
+        f"  prompts     longest {survey.longest} tokens, mean {survey.mean:.0f} (of {report.num_surveyed:,}){dropped}",
         f"  digest      {source.digest[:16]}",
         f"  first row   {report.row.id}, {tokens} tokens as the model sees it:",
         *(f"  | {line}" for line in report.prompt.text.splitlines()),
@@ -253,8 +249,7 @@ def _cost_lines(report: CheckReport) -> list[str]:
         *lines,
         f"  one plan on this machine, at most  {plan_s:8.1f} s   (generate {cost.generate_s:.1f}, "
         f"learn {cost.learn_s:.1f})",
-        f"  {report.num_plans} plans, at most {plan_s * report.num_plans / 60:,.0f} minutes, evaluation "
-        "aside",
+        f"  {report.num_plans} plans, at most {plan_s * report.num_plans / 60:,.0f} minutes, evaluation aside",
     ]
 
 

@@ -140,9 +140,7 @@ def _flops_per_s(size: ModelSize, rows: int, dtype: torch.dtype) -> float:
     """
     weight_bytes = size.hidden * size.intermediate * dtype.itemsize
     num_weights = min(64, max(1, OUT_OF_CACHE_BYTES // weight_bytes))
-    weights = [
-        torch.nn.Linear(size.hidden, size.intermediate, bias=False, dtype=dtype) for _ in range(num_weights)
-    ]
+    weights = [torch.nn.Linear(size.hidden, size.intermediate, bias=False, dtype=dtype) for _ in range(num_weights)]
     layers = weights if rows >= LEARNER_ROWS else [_packed(weight, rows) for weight in weights]
     inputs = torch.randn(rows, size.hidden).to(dtype)
     num_threads = torch.get_num_threads()

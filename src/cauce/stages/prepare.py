@@ -76,7 +76,8 @@ def prepare(
         if test is not None:
             digests["test_digest"] = test.digest
             held_out = tuple(test[i] for i in range(min(recipe.eval.tasks, len(test))))
-        loaded = load_reward(recipe.reward if reward is None else reward)
+        loaded = load_reward(recipe.reward if reward is None else reward, settings=recipe.reward)
+        loaded.require(data.columns)
     engine_dtype, learner_dtype = resolve_dtype(recipe.engine.dtype), resolve_dtype(recipe.learner.dtype)
     differs = engine_dtype != learner_dtype or recipe.buffer.max_staleness > 0 or recipe.buffer.max_reuse > 1
     max_tokens = recipe.rollout.max_tokens

@@ -31,6 +31,7 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
     """A run from wherever its record stands to its end."""
     began = time.time()
     writer = MetricsWriter(run_dir)
+    writer.restore({r.plan.number: r.metrics for r in journal.plans() if r.state != "planned"})
     boards = [TensorBoardWriter(run_dir)] if prepared.recipe.logging.tensorboard else []
     watcher = Observers([writer, *boards, observer])
     status, details, peak = "failed", {}, 0.0
