@@ -12,7 +12,7 @@ them knows the trainer.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cauce.algorithms.table import Algorithm
 from cauce.errors import TrainingStopped, WeightsError
@@ -25,6 +25,9 @@ from cauce.runtime.plan_metrics import PhaseTimer, plan_metrics
 from cauce.runtime.world import WorkerDied
 from cauce.types import Group, Plan
 
+Result = TypeVar("Result")
+
+MAX_LEARNER_DEATHS = 3  # at the same piece of work
 MAX_NON_FINITE = 3  # plans in a row
 MAX_NO_SIGNAL = 10  # plans in a row
 
@@ -78,6 +81,7 @@ class Trainer:
         self._published: dict[int, str] = {}
         self._redo_s = 0.0
         self._non_finite = self._no_signal = 0
+        self._evaluated = -1
         self.timer = PhaseTimer(exchange=exchange, journal=journal)
 
     def train(self) -> None:
@@ -98,6 +102,8 @@ class Trainer:
             )
             self.journal.write_plan(plan)
             self.step(plan, groups)
+        if self.version >= self.recipe.run.plans and self._evaluated != self.version:
+            self.evaluate_if_due()  # the run had stopped between its last plan and its last evaluation
 
     def step(self, plan: Plan, groups: list[Group]) -> None:
         """From a recorded plan to published weights."""
@@ -141,19 +147,17 @@ class Trainer:
         return [self.journal.group(task) for task in tasks]
 
     def train_on(self, plan: Plan, groups: list[Group]) -> tuple[Learned, str]:
-        """Trains on one plan; a learner that dies is rebuilt from checkpoint and record, and does it again."""
+        """Trains on one plan, and returns what it did with the checksum of the new weights."""
         self.hooks.on_phase("learn", 0, 1)
-        try:
+
+        def work() -> tuple[Learned, str]:
             learned = learn(self.learner, algorithm=self.algorithm, plan=plan, groups=groups)
             self.timer.stop("learn")
             checksum = self.learner.checksum()
             self.timer.stop("checksum")
-        except WorkerDied as death:
-            self.hooks.on_note(f"{death}\nThe learner is rebuilt from the newest checkpoint and the record.")
-            self.journal.event("learner_died", {"plan": plan.number, "cause": str(death)})
-            self.learner, self.version = self.hooks.rebuild()
-            return self.train_on(plan, groups)
-        return learned, checksum
+            return learned, checksum
+
+        return self._survive(work)
 
     def apply(self, plan: Plan, groups: list[Group], learned: Learned, checksum: str) -> None:
         """Records what the plan did, before anybody sees the new weights."""
@@ -176,7 +180,9 @@ class Trainer:
     def publish(self) -> None:
         """Makes the current weights what every engine serves from its next slice on."""
         started = time.perf_counter()
-        self._published[self.version] = self.learner.publish(version=self.version, lineage=self.lineage)
+        self._published[self.version] = self._survive(
+            lambda: self.learner.publish(version=self.version, lineage=self.lineage)
+        )
         self.exchange.pool.serve(self.version)
         self.timer.carry_sync(time.perf_counter() - started)
 
@@ -205,6 +211,7 @@ class Trainer:
         is_last = self.version >= self.recipe.run.plans
         if is_last or (every and self.version % every == 0):
             self.hooks.evaluate(self.version)
+            self._evaluated = self.version
 
     def checkpoint_if_due(self) -> None:
         """Due by count, or when redoing what came since the last one would take too long; always at the end."""
@@ -212,9 +219,24 @@ class Trainer:
         due = self.version % settings.every == 0 if settings.every else self._redo_s >= settings.max_redo_s
         if due or self.version >= self.recipe.run.plans or self.hooks.should_stop():
             self.hooks.on_phase("checkpoint", 0, 1)
-            path = self.learner.save_checkpoint(run_dir=self.run_dir, plan=self.version, keep=settings.keep)
+            path = self._survive(
+                lambda: self.learner.save_checkpoint(run_dir=self.run_dir, plan=self.version, keep=settings.keep)
+            )
             self.journal.record_checkpoint(self.version, path)
             self._redo_s = 0.0
+
+    def _survive(self, act: Callable[[], Result]) -> Result:
+        """Does something with the learner; one that dies is rebuilt from checkpoint and record, and does it again."""
+        for deaths in range(1, MAX_LEARNER_DEATHS + 1):
+            try:
+                return act()
+            except WorkerDied as death:
+                self.journal.event("learner_died", {"version": self.version, "cause": str(death)})
+                if deaths == MAX_LEARNER_DEATHS:
+                    raise
+                self.hooks.on_note(f"{death}\nThe learner is rebuilt from the newest checkpoint and the record.")
+                self.learner, _ = self.hooks.rebuild()
+        raise AssertionError("unreachable: the last death is raised")
 
     def _capacity(self) -> int:
         return capacity(

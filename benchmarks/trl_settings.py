@@ -1,0 +1,103 @@
+"""TRL at its best on this machine: candidates, one measured step of each, and the fastest of a dtype.
+
+A choice is kept in .bench/ by machine, versions, model and work, since trying all candidates takes minutes; delete
+.bench/trl_settings.json to try again. All candidates sample with all CPUs and train without gradient checkpointing,
+which TRL switches on by default and which only costs time where memory suffices.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrlSettings:
+    """What TRL can choose for the same work."""
+
+    weights: str  # what the model is loaded as
+    autocast: bool  # bf16 compute over these weights
+    batch: int  # samples in one forward and backward pass
+    continuous_batching: bool = False  # transformers' own, in place of `generate`
+
+    @property
+    def dtype(self) -> str:
+        return "bf16" if self.autocast or self.weights == "bfloat16" else "fp32"
+
+    @property
+    def label(self) -> str:
+        precision = f"{self.weights} weights" + (", bf16 autocast" if self.autocast else "")
+        return f"{precision}, batch {self.batch}" + (", continuous batching" if self.continuous_batching else "")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+CANDIDATES = (
+    TrlSettings(weights="float32", autocast=False, batch=64),
+    TrlSettings(weights="float32", autocast=False, batch=16),
+    TrlSettings(weights="bfloat16", autocast=False, batch=64),
+    TrlSettings(weights="bfloat16", autocast=False, batch=16),
+    TrlSettings(weights="float32", autocast=True, batch=64),
+    TrlSettings(weights="float32", autocast=False, batch=64, continuous_batching=True),
+    TrlSettings(weights="bfloat16", autocast=False, batch=64, continuous_batching=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One candidate's step in seconds, or why it could not be run."""
+
+    settings: TrlSettings
+    seconds: float | None
+    failure: str = ""
+
+
+def choose(trials: Sequence[Trial], dtype: str | None) -> Trial:
+    """The fastest trial of a dtype, or of all."""
+    usable = [trial for trial in trials if trial.seconds is not None and dtype in (None, trial.settings.dtype)]
+    if not usable:
+        failures = "; ".join(f"{trial.settings.label}: {trial.failure}" for trial in trials if trial.failure)
+        raise RuntimeError(f"no candidate of dtype {dtype or 'any'} could be run. {failures}")
+    return min(usable, key=lambda trial: trial.seconds or 0.0)
+
+
+def tried(
+    try_one: Callable[[TrlSettings], Trial], *, dtype: str | None, key: Mapping[str, Any], cache: Path
+) -> list[Trial]:
+    """Trials of all candidates of a dtype; those that the cache has under the same key are not run again."""
+    kept = _read(cache)
+    trials = []
+    for settings in CANDIDATES:
+        if dtype not in (None, settings.dtype):
+            continue
+        name = _digest({**key, **asdict(settings)})
+        if name not in kept:
+            trial = try_one(settings)
+            kept[name] = {"label": settings.label, "seconds": trial.seconds, "failure": trial.failure}
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            cache.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        entry = kept[name]
+        trials.append(Trial(settings=settings, seconds=entry["seconds"], failure=entry["failure"]))
+    return trials
+
+
+def table(trials: Sequence[Trial]) -> dict[str, float | str]:
+    """Trials as results.json lists them."""
+    return {
+        trial.settings.label: trial.failure.splitlines()[0] if trial.seconds is None else trial.seconds
+        for trial in trials
+    }
+
+
+def _read(cache: Path) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
+    return kept
+
+
+def _digest(key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
