@@ -27,6 +27,13 @@ class Bench:
 
         return local_folder(self.model)
 
+    @property
+    def dtype(self) -> str:
+        """What `auto` means on this machine."""
+        from cauce.models.load import resolve_dtype
+
+        return {"bfloat16": "bf16", "float32": "fp32"}[str(resolve_dtype("auto")).removeprefix("torch.")]
+
     def log(self, name: str) -> Path:
         """Where the output of a measured process goes."""
         return self.cache / "logs" / f"{name}.log"

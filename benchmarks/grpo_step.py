@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.bench import Bench
 from benchmarks.duel import WARM_UP, Side, duel, try_trl
-from benchmarks.machine import describe, num_cpus
+from benchmarks.machine import describe
 from benchmarks.results import Result
 from benchmarks.trl_environment import TrlEnvironment, ensure
 from benchmarks.trl_settings import Trial, TrlSettings, choose, table, tried
@@ -54,7 +54,16 @@ def measure(bench: Bench, *, name: str, dtype: str | None, reward: str) -> Resul
             settings=chosen,
             dtype=dtype or "auto",
         )
+    if reward == "ramp":
+        require_signal(ours, peer)
     return as_result(ours, peer, workload, chosen=chosen, trials=trials, environment=environment)
+
+
+def require_signal(*sides: Side) -> None:
+    """A group without signal could be skipped, and then the figure would not be what its name says."""
+    silent = max(step.silent_groups for side in sides for step in side.steps)
+    if silent > 0:
+        raise RuntimeError(f"a share of {silent:g} of the groups carried no signal; the reward must differ in each")
 
 
 def chosen_trl(bench: Bench, environment: TrlEnvironment, dtype: str | None) -> tuple[list[Trial], TrlSettings]:
@@ -102,7 +111,7 @@ def as_result(
         settings={
             "work": {"model": Path(workload.model).name, **workload.settings(), **COMMON, "warm_up_steps": WARM_UP},
             "ours": ours.ready["settings"],
-            "peer": {"chosen": chosen.label, "threads": num_cpus(), "gradient_checkpointing": False},
+            "peer": {"chosen": chosen.label, "threads": peer.ready["threads"], "gradient_checkpointing": False},
             "peer_tried_s": table(trials),
             "peer_versions": dict(environment.versions),
         },

@@ -20,7 +20,7 @@ def journal_share(bench: Bench) -> dict[str, Result]:
             ours=journal / total,
             peer=BOUND,
             unit="fraction",
-            dtype="auto",
+            dtype=bench.dtype,
             runs=len(shares),
             peer_is="bound",
             spread={"ours": [min(shares), max(shares)]},

@@ -42,7 +42,7 @@ class Result:
             )
         return other / best
 
-    def entry(self, *, machine: Mapping[str, Any], took_s: float, measured: str) -> dict[str, Any]:
+    def entry(self, machine: Mapping[str, Any], took_s: float, measured: str) -> dict[str, Any]:
         """The figure as results.json holds it."""
         entry = {
             "ours": self.ours,

@@ -7,7 +7,7 @@ import argparse
 import datetime
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,25 +33,29 @@ MEASUREMENTS: dict[str, Measurement] = {
 }
 
 
-def run(names: Sequence[str], bench: Bench, results: Path) -> int:
+def run(
+    names: Sequence[str],
+    bench: Bench,
+    results: Path,
+    measurements: Mapping[str, Measurement] = MEASUREMENTS,
+) -> int:
     """Measures each name; one that fails does not keep the others from being measured. Returns an exit code."""
     failed = []
     for name in names:
         print(f"{name} ...", flush=True)
         began = time.monotonic()
         try:
-            found = MEASUREMENTS[name](bench)
+            found = measurements[name](bench)
+            facts = (describe(), time.monotonic() - began, datetime.date.today().isoformat())
+            entries = {key: result.entry(*facts) for key, result in found.items()}
         except Exception as error:  # reported below; the figures so far are on disk
             print(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             failed.append(name)
             continue
-        took_s = time.monotonic() - began
-        machine, today = describe(), datetime.date.today().isoformat()
-        entries = {key: result.entry(machine=machine, took_s=took_s, measured=today) for key, result in found.items()}
         merge(entries, results)
         for key, result in found.items():
             print(f"{key}: {result.sentence()}")
-        print(f"  took {took_s:.0f} s", flush=True)
+        print(f"  took {facts[1]:.0f} s", flush=True)
     if failed:
         print(f"not measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -32,7 +32,7 @@ def startup(bench: Bench) -> dict[str, Result]:
     }
     settings = {"run.plans": NUM_PLANS, "eval.every": 0}
     run = train(bench, "startup", "quickstart", {"model.path": bench.model, **settings})
-    dtype = "auto"
+    dtype = bench.dtype
     results["startup_first_reward"] = Result(
         ours=first_reward_s(run),
         peer=None,

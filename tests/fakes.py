@@ -7,7 +7,7 @@ import numpy as np
 
 from cauce.runtime.roles import WorkResult
 from cauce.runtime.world import Call, Resources, Worker, WorkerDied
-from cauce.types import Completion, GenerationRequest, Sampling
+from cauce.types import Completion, FinishReason, GenerationRequest, Sampling
 
 ROOM = Resources(cpus=1, gpus=0, memory_bytes=None, threads=1)
 GREEDY = Sampling(max_tokens=4, temperature=1.0, stop_token_ids=(0,), seed=0)
@@ -27,7 +27,7 @@ class FakeClock:
 
 
 class ScriptedRollout:
-    """Answers each request on its next call, unless its script says die or hang at that call."""
+    """Answers each request on its next call, unless its script says die, wait or abort at that call."""
 
     def __init__(self, script: Sequence[str] = ()) -> None:
         self.script = list(script)
@@ -52,6 +52,8 @@ class ScriptedRollout:
             raise WorkerDied("scripted death")
         done = [completion(r.task, i, version=version) for r in self.requests for i in r.indices]
         done = [] if act == "wait" else done
+        if act == "abort":
+            done = [completion(c.task, c.index, version=version, tokens=(), finish_reason="aborted") for c in done]
         self.requests = self.requests if act == "wait" else []
         return WorkResult(
             completions=tuple(done),
@@ -97,7 +99,14 @@ class ScriptedWorkers:
     now: Callable[[], float] = staticmethod(lambda: 0.0)
 
 
-def completion(task: int, index: int, *, version: int = 0, tokens: Sequence[int] = (5, 6, 0)) -> Completion:
+def completion(
+    task: int,
+    index: int,
+    *,
+    version: int = 0,
+    tokens: Sequence[int] = (5, 6, 0),
+    finish_reason: FinishReason = "stop",
+) -> Completion:
     """A finished answer with plausible arrays."""
     n = len(tokens)
     return Completion(
@@ -108,7 +117,7 @@ def completion(task: int, index: int, *, version: int = 0, tokens: Sequence[int]
         logps=np.full(n, -1.0, dtype=np.float32),
         versions=np.full(n, version, dtype=np.int32),
         mask=np.ones(n, dtype=np.uint8),
-        finish_reason="stop",
+        finish_reason=finish_reason,
     )
 
 

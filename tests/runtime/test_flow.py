@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cauce.errors import DataError, RewardError
+from cauce.algorithms.advantages import train_sequences
+from cauce.errors import DataError, JournalError, RewardError
 from cauce.journal import Journal
 from cauce.rewards.reward import RewardResult
 from cauce.runtime.exchange import Exchange
@@ -15,7 +16,8 @@ from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.pool import RolloutPool
 from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import RewardWorker, RolloutWorker
-from cauce.types import Group, Outcome, Row, Task
+from cauce.types import Group, Outcome, Plan, Row, ScoredBatch, Task
+from tests.algorithms.cases import algorithm, first_advantages
 from tests.fakes import GREEDY, ROOM, FakeClock, ScriptedRollout, ScriptedWorkers
 
 
@@ -72,6 +74,8 @@ class Rig:
         scripts: dict[str, list[str]] | None = None,
         outcomes: Callable[[str, int], list[Outcome]] = mixed,
         dynamic: bool = False,
+        group_size: int = 2,
+        actors: int = 1,
     ) -> None:
         self.clock, self.ready = FakeClock(), []
         self.rollouts: list[ScriptedRollout] = []
@@ -84,7 +88,7 @@ class Rig:
         self.pool = RolloutPool(
             self.workers,
             start=start(RolloutWorker, "rollout"),
-            size=1,
+            size=actors,
             clock=self.clock,
             owner_epoch=1,
             hang_s=60,
@@ -103,7 +107,7 @@ class Rig:
             rewards=self.rewards,
             source=Source(lengths),  # type: ignore[arg-type]
             settings=FlowSettings(
-                group_size=2, sampling=GREEDY, dynamic_sampling=dynamic, max_failure_rate=0.5, max_steps=9
+                group_size=group_size, sampling=GREEDY, dynamic_sampling=dynamic, max_failure_rate=0.5, max_steps=9
             ),
             clock=self.clock,
             on_ready=self.take,
@@ -182,6 +186,50 @@ def test_failures_above_the_rate_stop_with_the_first_traceback(journal: Journal)
     rig.flow.admit(3)
     with pytest.raises(RewardError, match=r"max_failure_rate=0\.5.*ValueError: no"):
         rig.turns(6)
+
+
+def test_seven_of_eight_scores_are_trained_on_and_the_eighth_is_no_zero(tmp_path: Path) -> None:
+    """E5, E6: one of eight raises; the other seven are a group, with statistics of their own."""
+
+    def one_fails(row: str, n: int) -> list[Outcome]:
+        return [failed() if i == 2 else scored(float(i % 2)) for i in range(n)]
+
+    with Journal.create(tmp_path / "run", meta={"group_size": "8"}) as journal:
+        rig = Rig(journal, outcomes=one_fails, group_size=8)
+        rig.flow.admit(1)
+        rig.turns(4)
+        assert rig.ready == [0]
+        assert (rig.flow.tally.scored, rig.flow.tally.unscored) == (7, 1)
+        assert rig.flow.tally.first_failure == "failed: ValueError: no"
+        batch = ScoredBatch(groups=(journal.group(0),), proximal_logps=None, reference_logps=None)
+    got = first_advantages(train_sequences(algorithm(), batch))
+    values = np.asarray([0.0, 1, 1, 0, 1, 0, 1])
+    np.testing.assert_allclose(got, (values - values.mean()) / values.std(ddof=1), rtol=1e-5)
+
+
+def test_an_aborted_answer_is_in_no_record_and_its_task_is_replaced(journal: Journal) -> None:
+    """E7, C20: the prompt leaves no room in the model's context, which only the engine could know."""
+    rig = Rig(journal, scripts={"rollout-0": ["abort"]})
+    rig.flow.admit(1)
+    rig.turns(2)
+    assert journal.drops() == {"too_long": 1}
+    assert journal.answers(0) == ()
+    assert rig.flow.undecided() == set()
+    rig.flow.admit(1)
+    rig.turns(3)
+    assert rig.ready == [1]
+    with pytest.raises(JournalError, match="task 0 is dropped"):
+        journal.write_plan(Plan(number=1, tasks=(0, 1), mini_batches=((0, 1),)))
+
+
+def test_ten_prompts_on_four_actors_are_ten_groups(journal: Journal) -> None:
+    """F14."""
+    rig = Rig(journal, actors=4)
+    rig.flow.admit(10)
+    rig.turns(12)
+    assert sorted(rig.ready) == list(range(10))
+    assert len(rig.rollouts) == 4
+    assert journal.counts()["ready"] == 10
 
 
 def test_a_stuck_reward_is_killed_and_its_group_timed_out(journal: Journal) -> None:

@@ -127,7 +127,7 @@ def test_a_redo_starts_from_the_newest_checkpoint_that_is_whole(
 
 def falsify(run: Path, plan: int) -> None:
     with sqlite3.connect(run / "journal.db") as db:
-        db.execute("UPDATE plan SET checksum = 'f' || substr(checksum, 2) WHERE number = ?", (plan,))
+        db.execute("UPDATE plan SET checksum = 'false' || substr(checksum, 6) WHERE number = ?", (plan,))
 
 
 def test_a_false_checksum_is_found_and_named_with_its_plan(
@@ -139,7 +139,7 @@ def test_a_false_checksum_is_found_and_named_with_its_plan(
     falsify(run, 4)
     assert rl.replay(run).divergent_plan == 3
     shutil.rmtree(run / "checkpoints" / "plan_000004")
-    with pytest.raises(JournalError, match=r"plan 3 redone gives weights \w{32}, recorded were f\w+, under the same"):
+    with pytest.raises(JournalError, match=r"plan 3 redone gives weights \w{32}, recorded were false\w+, under the same"):
         resume_locally(run, rows=SHAPE["rows"])
 
 
@@ -162,17 +162,27 @@ def test_another_fingerprint_begins_a_new_lineage_and_training_goes_on(
         assert [event.detail["plan"] for event in journal.events("lineage")] == [4]
 
 
-@pytest.mark.parametrize("method", ["score", "forward_backward", "optim_step", "checksum"])
-def test_a_learner_that_dies_is_rebuilt_and_does_the_plan_again(
-    local: type[LocalSession], straight: Path, tmp_path: Path, method: str
+@pytest.mark.parametrize(
+    ("method", "call", "version"),
+    [
+        ("score", 3, 2),
+        ("forward_backward", 3, 2),
+        ("optim_step", 3, 2),
+        ("checksum", 3, 2),
+        ("publish", 3, 2),
+        ("save_checkpoint", 2, 4),
+    ],
+)
+def test_a_learner_that_dies_is_rebuilt_and_goes_on(
+    local: type[LocalSession], straight: Path, tmp_path: Path, method: str, call: int, version: int
 ) -> None:
     run, watcher = tmp_path / "run", Watcher()
     death = WorkerDied("learner learner-0 on here died: SIGKILL")
-    local.learner = dying(local.learner, method, call=3, error=death)
+    local.learner = dying(local.learner, method, call=call, error=death)
     summary = train_locally(straight.parent / "model", run, run__plans=PLANS, observer=watcher, **SHAPE)
     assert summary["status"] == "finished"
     assert_equal_runs(run, straight)
     assert local.started.count("learner") == 2
     assert "learner learner-0 on here died: SIGKILL" in watcher.notes[0]
     with Journal.read_only(run) as journal:
-        assert [event.detail["plan"] for event in journal.events("learner_died")] == [3]
+        assert [event.detail["version"] for event in journal.events("learner_died")] == [version]

@@ -1,5 +1,6 @@
 """What every worker process does at birth, and how processes of a run are measured. Linux and macOS; no Ray here."""
 
+import ctypes
 import faulthandler
 import logging
 import os
@@ -12,7 +13,11 @@ _open_logs: list[IO[str]] = []  # faulthandler needs its file open for the life 
 
 
 def enter_worker(*, log: Path, threads: int) -> None:
-    """Sets the thread count, sends logging to `log` and arms a stack dump on SIGUSR1 and on a fatal signal."""
+    """Sends logging to `log` and arms a stack dump on SIGUSR1 and on a fatal signal.
+
+    Threads come from OMP_NUM_THREADS, which stands in the environment before anything is imported; a process that has
+    torch already, as a pre-started one may, is told again. Torch is not imported for it: rewards do without.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     file = log.open("a", buffering=1)
     _open_logs.append(file)
@@ -24,10 +29,18 @@ def enter_worker(*, log: Path, threads: int) -> None:
     logging.getLogger("cauce").addHandler(handler)
     logging.getLogger("cauce").setLevel(logging.INFO)
     logging.getLogger("cauce").info("process %d starts with %d threads", os.getpid(), threads)
-    if "torch" in sys.modules or threads:
-        import torch
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
-        torch.set_num_threads(threads)
+
+def give_back_memory() -> None:
+    """Returns freed memory to the system; the allocator keeps what a publication or a pull has let go of.
+
+    Engine and learner take turns in a synchronous run, so each should hold little while the other works.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def available_cpus() -> int:

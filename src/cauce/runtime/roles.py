@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cauce.errors import FencedError
+from cauce.runtime.process import give_back_memory
 from cauce.types import Batch, Completion, GenerationRequest, Group, Row, ScoredBatch
 
 
@@ -97,6 +98,8 @@ class RolloutWorker:
         published = self._store.pull(version)
         self._engine.load_state(published.tensors, version=version, lineage=published.lineage)
         self._version, self._checksum = version, published.checksum
+        del published
+        give_back_memory()
         return time.perf_counter() - started
 
 
@@ -144,7 +147,9 @@ class LearnerWorker:
         return self._learner.checksum()
 
     def publish(self, *, version: int, lineage: str) -> str:
-        return self._store.publish(self._learner.weights(self._publish_dtype), version=version, lineage=lineage)
+        digest = self._store.publish(self._learner.weights(self._publish_dtype), version=version, lineage=lineage)
+        give_back_memory()
+        return digest
 
     def save_checkpoint(self, *, run_dir: str, plan: int, keep: int) -> str:
         from cauce import checkpoint

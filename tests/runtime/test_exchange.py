@@ -1,0 +1,161 @@
+"""Whose results are whose, who is waited for, and what is said when nothing happens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cauce.errors import TrainingStopped
+from cauce.rewards.reward import RewardResult
+from cauce.runtime.exchange import Exchange
+from cauce.runtime.pool import Lost, RolloutPool
+from cauce.runtime.reward_pool import RewardPool, ScoredJob, ScoreJob
+from cauce.runtime.roles import RewardWorker, RolloutWorker
+from cauce.runtime.world import Call, Worker
+from cauce.types import Completion, Outcome, Row
+from tests.fakes import ROOM, FakeClock, ScriptedRollout, ScriptedWorkers, request
+
+ONE = Outcome(status="scored", value=1.0, parts={}, detail="")
+
+
+class Scorer:
+    def score(self, *, texts: Sequence[str], **_: Any) -> RewardResult:
+        return RewardResult(outcomes=[ONE] * len(texts), metrics={})
+
+
+class Learner:
+    """A third kind of worker, with one verb."""
+
+    def work(self) -> str:
+        return "done"
+
+
+class Desk:
+    """Keeps the ids of what is handed to it."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        self.lost: list[int] = []
+        self.scored: list[int] = []
+        self.progressed: list[int] = []
+
+    def on_answers(self, completions: Sequence[Completion]) -> None:
+        self.answers += [c.task for c in completions]
+
+    def on_lost(self, lost: Sequence[Lost]) -> None:
+        self.lost += [item.request.task for item in lost]
+
+    def on_scored(self, scored: Sequence[ScoredJob]) -> None:
+        self.scored += [item.job.key for item in scored]
+
+    def on_progress(self, tasks: set[int]) -> None:
+        self.progressed += sorted(tasks)
+
+
+class Rig:
+    def __init__(self, script: Sequence[str] = ()) -> None:
+        self.clock, self.told = FakeClock(), []
+        self.workers = ScriptedWorkers(lambda name: Scorer() if "reward" in name else ScriptedRollout(script))
+        self.workers.now = self.clock.now
+
+        def start(cls: type, role: str):
+            return lambda name: self.workers.start(cls, name=name, role=role, resources=ROOM, kwargs={})
+
+        self.pool = RolloutPool(
+            self.workers,
+            start=start(RolloutWorker, "rollout"),
+            size=1,
+            clock=self.clock,
+            owner_epoch=1,
+            hang_s=1e9,
+            note=lambda kind, detail: None,
+        )
+        self.rewards = RewardPool(
+            self.workers, start=start(RewardWorker, "reward"), size=1, clock=self.clock, timeout_s=1e9
+        )
+        self.exchange = Exchange(
+            self.workers, self.pool, self.rewards, clock=self.clock, stall_s=300, on_stall=self.told.append
+        )
+        self.exchange.training, self.exchange.evaluation = self.training, self.evaluation = Desk(), Desk()
+
+
+def job(key: int) -> ScoreJob:
+    row = Row(id="train:0", prompt="p", columns={})
+    return ScoreJob(key=key, row=row, texts=("a",), token_ids=((1,),), step=0, max_steps=1)
+
+
+def test_results_go_to_the_desk_that_asked() -> None:
+    rig = Rig(["wait"])
+    for task in (3, -2):
+        rig.pool.submit(request(task))
+        rig.rewards.submit(job(task))
+    for _ in range(3):
+        rig.exchange.turn()
+    assert (rig.training.answers, rig.evaluation.answers) == ([3, 3], [-2, -2])
+    assert (rig.training.scored, rig.evaluation.scored) == ([3], [-2])
+    assert (rig.training.progressed, rig.evaluation.progressed) == ([3], [-2])
+    assert rig.exchange.num_tokens == 3 * 4
+    assert rig.exchange.served == {"rollout-0": (0, "content-0")}
+
+
+def test_losses_go_to_the_desk_that_asked_and_nobody_minds_a_desk_that_is_gone() -> None:
+    rig = Rig(["die"])
+    rig.pool.submit(request(3))
+    rig.pool.submit(request(-2))
+    rig.exchange.evaluation = None
+    rig.exchange.turn()
+    assert (rig.training.lost, rig.evaluation.lost) == ([3], [])
+
+
+def test_a_callers_own_call_comes_back_when_it_is_done() -> None:
+    rig = Rig()
+    worker = Worker(name="learner-0", role="learner", handle=Learner())
+    call = Call(worker=worker, ref=("work", {}), started=0.0)
+    rig.workers.held.add("learner-0")
+    rig.pool.submit(request(1))
+    assert rig.exchange.turn(extra=[call]) == []
+    assert rig.training.answers == [1, 1]  # rollouts go on meanwhile
+    rig.workers.held.clear()
+    assert rig.exchange.turn(extra=[call]) == [call]
+
+
+def test_silence_is_told_once_with_names_and_then_ends_the_run() -> None:
+    rig = Rig()
+    rig.pool.submit(request(7))
+    rig.rewards.submit(job(8))
+    rig.workers.held |= {"rollout-0", "reward-0"}
+    for seconds in (1, 61, 10):
+        rig.clock.time += seconds
+        rig.exchange.turn()
+    (text,) = rig.told
+    assert "rollout-0 generates task 7, 2 answers missing" in text
+    assert "reward-0 scores task 8" in text
+    rig.clock.time += 300
+    with pytest.raises(TrainingStopped, match=r"nothing has happened for 37\d s; it waited for: rollout-0"):
+        rig.exchange.turn()
+
+
+def test_any_news_ends_the_silence() -> None:
+    rig = Rig()
+    rig.pool.submit(request(7))
+    rig.workers.held.add("rollout-0")
+    rig.clock.time += 250
+    rig.exchange.turn()
+    rig.rewards.submit(job(8))
+    rig.exchange.turn()  # a score
+    rig.clock.time += 250
+    rig.exchange.turn()
+    assert len(rig.told) == 2  # each silence once
+    rig.clock.time += 60
+    with pytest.raises(TrainingStopped, match="310 s"):
+        rig.exchange.turn()
+
+
+def test_with_nobody_to_wait_for_time_passes_all_the_same() -> None:
+    rig = Rig()
+    before = rig.clock.time
+    rig.exchange.turn()
+    assert rig.clock.time > before
+    rig.clock.time += 400
+    with pytest.raises(TrainingStopped, match="nothing that is known"):
+        rig.exchange.turn()
