@@ -126,7 +126,7 @@ def test_a_slice_ends_in_time_and_says_how_far_it_came(tiny: Path, tmp_path: Pat
     asked = [ask(0, random_prompt(5), samples=3, max_tokens=40)]
     made, slices = 0, 0
     while True:
-        result = sampler.work(epoch=1, version=0, requests=asked, cancel=(), seconds=1e-9)
+        result = sampler.work(epoch=1, version=0, requests=asked, cancel=(), seconds=1e-3)
         made, asked, slices = made + result.num_tokens, [], slices + 1
         if result.is_idle:
             break
@@ -140,7 +140,7 @@ def test_cancelled_work_is_dropped(tiny: Path, tmp_path: Path) -> None:
     sampler = rollout(tiny, tmp_path)
     learner(tiny, tmp_path).publish(version=0, lineage="0")
     asked = [ask(task, random_prompt(5), max_tokens=20) for task in (0, 1)]
-    sampler.work(epoch=1, version=0, requests=asked, cancel=(), seconds=1e-9)
+    sampler.work(epoch=1, version=0, requests=asked, cancel=(), seconds=1e-3)
     result = sampler.work(epoch=1, version=0, requests=(), cancel=[0], seconds=60.0)
     assert {c.task for c in result.completions} <= {1}
     assert 0 not in result.progress
