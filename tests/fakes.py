@@ -1,6 +1,7 @@
 """Small real classes that stand in for time and for processes; nothing here pretends to compute."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ class FakeClock:
 
 
 class ScriptedRollout:
-    """Answers each request on its next call, unless its script says die, wait or abort at that call."""
+    """Answers each request on its next call, unless its script says die, wait, abort or cut (the first answer of a
+    task ends by length) at that call."""
 
     def __init__(self, script: Sequence[str] = ()) -> None:
         self.script = list(script)
@@ -43,6 +45,7 @@ class ScriptedRollout:
         requests: Sequence[GenerationRequest],
         cancel: Sequence[int],
         seconds: float,
+        lineage: str,
     ) -> WorkResult:
         self.requests += requests
         self.versions.append(version)
@@ -54,6 +57,8 @@ class ScriptedRollout:
         done = [] if act == "wait" else done
         if act == "abort":
             done = [completion(c.task, c.index, version=version, tokens=(), finish_reason="aborted") for c in done]
+        if act == "cut":
+            done = [replace(c, finish_reason="length") if c.index == 0 else c for c in done]
         self.requests = self.requests if act == "wait" else []
         return WorkResult(
             completions=tuple(done),

@@ -1,7 +1,7 @@
-"""A session without Ray: the real workers as plain objects of this process, so that whole runs are tests of a second.
+"""A session without Ray: the real workers as plain objects of this process, so that whole runs are quick tests.
 
-Everything else is the real thing: `rl.train`, `rl.resume` and `rl.replay`, journal, pools, exchange, trainer, engine and
-learner. A test may put a worker class of its own in place of one, to make it fail at a chosen moment, and raises
+Everything else is the real thing: `rl.train`, `rl.resume` and `rl.replay`, journal, pools, exchange, trainer, engine
+and learner. A test may put a worker class of its own in place of one, to make it fail at a chosen moment, and raises
 `Killed` to end a run as a kill of the driver would: nothing after that line happens.
 """
 
@@ -83,9 +83,7 @@ class LocalSession:
         self.rewards = RewardPool(
             self.workers, start=self._start_reward, size=sizes[1], clock=self.clock, timeout_s=recipe.reward.timeout_s
         )
-        self.exchange = Exchange(
-            self.workers, self.pool, self.rewards, clock=self.clock, stall_s=60, on_stall=on_note
-        )
+        self.exchange = Exchange(self.workers, self.pool, self.rewards, clock=self.clock, stall_s=60, on_stall=on_note)
 
     def __enter__(self) -> "LocalSession":
         return self

@@ -29,6 +29,7 @@ def run(tmp_path):
 
 
 def test_latest_is_the_highest_number_not_the_last_name(run):
+    """G7."""
     for plan in (9, 100, 10, 1_000_000):
         checkpoint.save(run, plan=plan, learner=Writes())
     assert list(checkpoint.complete(run)) == [9, 10, 100, 1_000_000]
@@ -58,13 +59,14 @@ def test_a_save_that_was_killed_is_not_seen_and_swept(run):
     own = run / "checkpoints" / f"plan_000003.tmp-{os.getpid()}"
     own.mkdir()
     assert list(checkpoint.complete(run)) == [1]
-    checkpoint.prune(run, keep=2)
+    checkpoint.prune(run, keep=[1])
     assert not left.exists()
     assert own.exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "unmarked"])
 def test_a_damaged_checkpoint_is_passed_over(run, damage):
+    """G7."""
     checkpoint.save(run, plan=1, learner=Writes())
     folder = checkpoint.save(run, plan=2, learner=Writes())
     if damage == "cut":
@@ -88,7 +90,20 @@ def test_saving_again_replaces(run):
 def test_prune_keeps_the_newest(run):
     for plan in (9, 10, 100):
         checkpoint.save(run, plan=plan, learner=Writes())
-    assert checkpoint.prune(run, keep=2) == [9]
+    assert checkpoint.prune(run, keep=[10, 100]) == [9]
     assert list(checkpoint.complete(run)) == [10, 100]
-    with pytest.raises(ValueError, match="keep is 0"):
-        checkpoint.prune(run, keep=0)
+    assert [f.name for f in sorted((run / "checkpoints").iterdir())] == ["plan_000010", "plan_000100"]
+    with pytest.raises(ValueError, match=r"keep is \[9\] and complete are \[10, 100\]"):
+        checkpoint.prune(run, keep=[9])
+    assert list(checkpoint.complete(run)) == [10, 100]
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(run):
+    checkpoint.write_beside(run / "model", lambda folder: Writes("old").save(folder))
+    (run / "model.tmp-1").mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.write_beside(run / "model", Writes("new", fails=True).save)
+    assert (run / "model" / "model.safetensors").read_text() == "old"
+    checkpoint.write_beside(run / "model", Writes("new").save)
+    assert (run / "model" / "model.safetensors").read_text() == "new"
+    assert [f.name for f in run.iterdir()] == ["model"]

@@ -13,7 +13,7 @@ from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SHOWN_MODEL, SHOWN_PLANS = "model.path=SmolLM2-135M-Instruct", "run.plans=20"
+SHOWN_MODEL, SHOWN_PLANS = 'model="SmolLM2-135M-Instruct"', '"run.plans": 20'
 
 
 def test_every_command_exists() -> None:
@@ -48,6 +48,7 @@ def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     model = tiny_model(tmp_path / "tiny", context=1024)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(code.replace(SHOWN_MODEL, f"model.path={model}").replace(SHOWN_PLANS, "run.plans=2"), names)
+    code = code.replace(SHOWN_MODEL, f"model={str(model)!r}").replace(SHOWN_PLANS, '"run.plans": 2')
+    exec(code, names)
     assert names["summary"]["plans"] == 2
     assert (Path(names["summary"]["run"]) / "model" / "config.json").is_file()

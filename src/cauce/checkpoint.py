@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -29,13 +30,24 @@ def save(run_dir: Path, *, plan: int, learner: Saves) -> Path:
     parent = Path(run_dir) / "checkpoints"
     parent.mkdir(parents=True, exist_ok=True)
     folder = parent / f"plan_{plan:06d}"
-    beside = parent / f"{folder.name}.tmp-{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    try:
+
+    def write(beside: Path) -> None:
         learner.save(beside)
         files = {str(f.relative_to(beside)): f.stat().st_size for f in sorted(beside.rglob("*")) if f.is_file()}
         (beside / MARKER).write_text(json.dumps({"plan": plan, "files": files}, indent=1) + "\n")
+
+    write_beside(folder, write)
+    return folder
+
+
+def write_beside(folder: Path, write: Callable[[Path], None]) -> None:
+    """A folder that is there whole or not at all: written beside, fsynced, renamed; one of that name is replaced."""
+    for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # of writers that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    beside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    beside.mkdir(parents=True)
+    try:
+        write(beside)
         _sync_tree(beside)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
@@ -43,8 +55,7 @@ def save(run_dir: Path, *, plan: int, learner: Saves) -> Path:
     if folder.exists():
         shutil.rmtree(folder)
     beside.rename(folder)
-    _sync(parent)
-    return folder
+    _sync(folder.parent)
 
 
 def complete(run_dir: Path) -> dict[int, Path]:
@@ -73,13 +84,17 @@ def latest(run_dir: Path) -> tuple[int, Path] | None:
     return None
 
 
-def prune(run_dir: Path, *, keep: int) -> list[int]:
-    """Delete all but the newest `keep` whole checkpoints, and what interrupted saves left."""
-    if keep < 1:
-        raise ValueError(f"keep is {keep}: keep at least 1 checkpoint")
-    gone = list(complete(run_dir).items())[:-keep]
-    for _, folder in gone:
-        shutil.rmtree(folder)
+def prune(run_dir: Path, *, keep: Collection[int]) -> list[int]:
+    """Delete the whole checkpoints of all plans but these, and what interrupted saves left.
+
+    Only while nothing is being saved, and after those that go are recorded no more.
+    """
+    whole = complete(run_dir)
+    if whole and not set(keep) & set(whole):
+        raise ValueError(f"keep is {sorted(keep)} and complete are {list(whole)}: at least one must stay")
+    gone = [(number, folder) for number, folder in whole.items() if number not in keep]
+    for _, folder in gone:  # renamed first: what a kill leaves of it is swept by the next prune
+        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.tmp-{os.getpid()}")))
     for folder in (Path(run_dir) / "checkpoints").glob("plan_*.tmp-*"):
         if folder.name.rpartition("-")[2] != str(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)

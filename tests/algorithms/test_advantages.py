@@ -1,5 +1,7 @@
 """Advantages, who counts in a group, and the counts of a batch, with numbers worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,6 +26,7 @@ def advantages_of(*groups: Group, name: str = "grpo", **overrides: object) -> li
 
 
 def test_standard_deviation_is_that_of_a_sample() -> None:
+    """A12."""
     np.testing.assert_allclose(group_advantages([1, 0, 0, 0], "group_std"), [1.5, -0.5, -0.5, -0.5], rtol=1e-6)
 
 
@@ -33,12 +36,14 @@ def test_centred_and_leave_one_out() -> None:
 
 
 def test_statistics_are_per_group_and_not_over_the_batch() -> None:
+    """A8."""
     root = 0.5**0.5
     got = advantages_of(rewards_group(1, [0, 1]), rewards_group(2, [10, 11]))
     np.testing.assert_allclose(got, [-root, root, -root, root], rtol=1e-6)
 
 
 def test_every_answer_feeds_the_statistics() -> None:
+    """A9."""
     got = np.asarray(advantages_of(rewards_group(1, [0, 1, 1, 0])), dtype=np.float64)
     rewards = np.asarray([0.0, 1.0, 1.0, 0.0])
     assert abs(got.sum()) < 1e-5
@@ -46,6 +51,7 @@ def test_every_answer_feeds_the_statistics() -> None:
 
 
 def test_uneven_groups_and_a_group_of_one() -> None:
+    """A10."""
     np.testing.assert_allclose(group_advantages([1, 0, 0], "group_std"), [1.1547, -0.5774, -0.5774], atol=1e-4)
     with pytest.warns(UserWarning, match="group of one"):
         assert group_advantages([5], "group_std").tolist() == [0.0]
@@ -57,6 +63,7 @@ def test_uneven_groups_and_a_group_of_one() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_near_zero_variance_does_not_explode(kind: str) -> None:
+    """A11."""
     rewards = np.asarray([0.0] + [0.95] * 7, dtype=np.float32)
     assert np.abs(group_advantages(rewards, kind)).max() < 10
     nearly = np.asarray([0.95 + 1e-5] + [0.95] * 7, dtype=np.float32)
@@ -70,6 +77,7 @@ def test_rounding_of_equal_rewards_is_no_signal() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_constant_added_to_every_reward_changes_nothing(kind: str) -> None:
+    """A11."""
     rewards = np.asarray([0, 1, 1, 1], dtype=np.float32)
     moved = group_advantages(rewards + np.float32(1e4), kind)
     np.testing.assert_allclose(moved, group_advantages(rewards, kind), atol=1e-2)
@@ -78,6 +86,7 @@ def test_a_constant_added_to_every_reward_changes_nothing(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.95, -1e6, 0.1 + 0.2])
 def test_equal_rewards_give_exactly_zero(kind: str, value: float) -> None:
+    """A12."""
     assert group_advantages([value] * 7, kind).tolist() == [0.0] * 7
 
 
@@ -116,6 +125,7 @@ def test_order_of_groups_and_answers_does_not_matter(data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("status", ["failed", "timed_out", "abstained"])
 def test_an_answer_without_a_score_leaves_statistics_and_loss(status: str) -> None:
+    """E5."""
     samples = [sample(r, index=i) for i, r in enumerate([1.0, 0.0, 0.0])]
     lost = sample(None, index=3, status=status)
     got = train_sequences(algorithm(), scored_batch(group(0, [*samples[:2], lost, samples[2]])))
@@ -128,6 +138,7 @@ def test_an_answer_without_a_score_leaves_statistics_and_loss(status: str) -> No
 
 
 def test_an_aborted_answer_is_never_trained_on() -> None:
+    """E7."""
     samples = [sample(1.0), sample(0.0, index=1), sample(9.0, index=2, finish_reason="aborted")]
     assert advantages_of(group(0, samples)) == pytest.approx([0.5**0.5, -(0.5**0.5)])
 
@@ -141,6 +152,7 @@ def test_fewer_than_two_scored_answers_give_no_sequences(rewards: list[float | N
 
 @pytest.mark.parametrize("other", [100.0, 1.0, -3.0])
 def test_a_masked_truncated_answer_does_not_shift_the_others(other: float) -> None:
+    """A4, B7."""
     samples = [sample(1.0), sample(0.0, index=1), sample(other, index=2, finish_reason="length")]
     got = train_sequences(algorithm(mask_truncated=True), scored_batch(group(0, samples)))
     assert first_advantages(got)[:2] == pytest.approx([0.5**0.5, -(0.5**0.5)])
@@ -159,7 +171,7 @@ def test_a_truncated_group_of_one_left_gives_no_sequences() -> None:
 
 
 def test_sampled_tokens_pass_through_unchanged() -> None:
-    """A cut-off answer gets no end-of-sequence token; a sampled one keeps its log-probability."""
+    """B10, C12. A cut-off answer gets no end-of-sequence token; a sampled one keeps its log-probability."""
     ended = sample(1.0, logps=[-0.5, -4.6])
     cut = sample(0.0, index=1, logps=[-0.5, -0.7, -0.9], finish_reason="length")
     for source, got in zip(
@@ -168,6 +180,20 @@ def test_sampled_tokens_pass_through_unchanged() -> None:
         np.testing.assert_array_equal(got.token_ids, source.completion.token_ids)
         np.testing.assert_array_equal(got.behaviour_logps, source.completion.logps)
         np.testing.assert_array_equal(got.mask, source.completion.mask)
+
+
+def test_the_stop_token_carries_the_advantage_and_nothing_comes_behind_it() -> None:
+    """B8: the reward reaches the end-of-sequence token itself; there is no pad, and no token is added where none was
+    sampled."""
+    stop = 257
+    ended, cut = sample(1.0, logps=[-0.5] * 3), sample(0.0, index=1, logps=[-0.5] * 3, finish_reason="length")
+    ended = replace(ended, completion=replace(ended.completion, token_ids=np.asarray([5, 6, stop], np.int32)))
+    first, second = train_sequences(algorithm(), scored_batch(group(0, [ended, cut])))
+    assert first.token_ids.tolist() == [5, 6, stop]
+    assert first.advantages.tolist() == pytest.approx([0.5**0.5] * 3)
+    assert first.mask.tolist() == [1, 1, 1]
+    assert stop not in second.token_ids
+    assert len(second.advantages) == 3
 
 
 def test_counts_are_of_trained_tokens_and_of_sequences_that_have_one() -> None:
@@ -181,6 +207,7 @@ def test_counts_are_of_trained_tokens_and_of_sequences_that_have_one() -> None:
 
 
 def test_kl_in_the_reward_is_summed_over_trained_tokens_before_the_statistics() -> None:
+    """A13."""
     samples = [
         sample(1.0, logps=[-1.2, -1.0], mask=[1, 1]),  # k1: -0.5 + 1.0 = 0.5
         sample(1.0, index=1, logps=[-1.2, -9.0], mask=[1, 0]),  # k1: -0.5, the second token is not ours
@@ -214,6 +241,7 @@ def test_signal_is_an_advantage_or_a_reference() -> None:
 
 
 def test_a_group_of_equal_rewards_still_counts_in_the_denominator() -> None:
+    """A12."""
     sequences = train_sequences(algorithm(), scored_batch(rewards_group(1, [1, 1]), rewards_group(2, [0, 1])))
     assert make_batch(sequences).num_tokens == 8
 
@@ -221,6 +249,8 @@ def test_a_group_of_equal_rewards_still_counts_in_the_denominator() -> None:
 @pytest.mark.parametrize("where", ["behaviour", "proximal", "reference"])
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_non_finite_log_prob_of_a_trained_token_raises(where: str, value: float) -> None:
+    """B5."""
+
     def scored(mask: list[int]) -> ScoredBatch:
         rows = {name: [[-1.0, -1.0], [-1.0, -1.0]] for name in ("behaviour", "proximal", "reference")}
         rows[where][1][1] = value
@@ -245,6 +275,7 @@ def test_a_non_finite_reward_raises(value: float) -> None:
 
 
 def test_log_probs_that_do_not_fit_their_answers_raise() -> None:
+    """B14, C7."""
     two = rewards_group(1, [0, 1])
     short = ScoredBatch(groups=(two,), proximal_logps=((np.float32([-1.0]), np.float32([-1.0])),), reference_logps=None)
     with pytest.raises(ValueError, match="unequal lengths"):

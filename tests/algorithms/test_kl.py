@@ -29,6 +29,7 @@ def analytic_gradient() -> Tensor:
     [(-1.2, -0.7, (-0.5, 0.125, 0.1487)), (-1.0, -2.0, (1.0, 0.5, 0.3679))],
 )
 def test_values(logp: float, reference: float, expected: tuple[float, float, float]) -> None:
+    """A14."""
     for estimator, value in zip(ESTIMATORS, expected, strict=True):
         pair = torch.tensor([logp]), torch.tensor([reference])
         assert float(kl_value(*pair, estimator)) == pytest.approx(value, abs=1e-4)
@@ -36,6 +37,7 @@ def test_values(logp: float, reference: float, expected: tuple[float, float, flo
 
 
 def test_k3_is_never_negative_even_where_policies_agree() -> None:
+    """A14."""
     logp = torch.linspace(-8, -1e-4, 500)
     for gap in (0.0, 1e-6, 1e-4, 1e-2, 1.0, 5.0):
         for reference in (logp + gap, logp - gap):
@@ -44,6 +46,7 @@ def test_k3_is_never_negative_even_where_policies_agree() -> None:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_expected_gradient_is_that_of_the_kl_divergence(estimator: str) -> None:
+    """A15."""
     logits = LOGITS.clone().requires_grad_()
     logp_V = logits.log_softmax(0)
     (logp_V.detach().exp() * kl_term(logp_V, REFERENCE, estimator)).sum().backward()
@@ -53,7 +56,7 @@ def test_expected_gradient_is_that_of_the_kl_divergence(estimator: str) -> None:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_expected_gradient_through_the_loss(estimator: str, is_stale: bool) -> None:
-    """Also for samples of an older policy, where the correction is on and its cap is not reached."""
+    """A15. Also for samples of an older policy, where the correction is on and its cap is not reached."""
     rules = algorithm(kl_coef=0.5, kl_estimator=estimator, correction="on" if is_stale else "off", correction_cap=1e3)
     sampler_V = BEHAVIOUR if is_stale else LOGITS.log_softmax(0)
     logits = LOGITS.clone().requires_grad_()

@@ -56,6 +56,7 @@ def ratio_terms(rules: Algorithm, ratio: float, advantage: float) -> tuple[float
 
 
 def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
+    """A16, J2."""
     assert ratio_terms(algorithm(), 100.0, -1.0)[0] == pytest.approx(100.0)
     loss, gradient, metrics = ratio_terms(algorithm(dual_clip=3.0), 100.0, -1.0)
     assert loss == pytest.approx(3.0)
@@ -65,6 +66,7 @@ def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
 
 
 def test_dual_clip_leaves_positive_advantages_alone() -> None:
+    """A17."""
     loss, gradient, _ = ratio_terms(algorithm(dual_clip=3.0), 0.5, 1.0)
     assert loss == pytest.approx(-0.5)
     assert gradient == pytest.approx(-0.5)
@@ -104,6 +106,7 @@ def test_first_step_has_a_ratio_of_one_and_a_policy_gradient() -> None:
 
 
 def test_a_rare_sampled_end_token_has_a_ratio_of_one() -> None:
+    """B10."""
     rare = math.log(0.01)
     _, _, metrics = terms(
         algorithm(), logp=[-0.3, rare], proximal=[-0.3, rare], behaviour=[-0.3, rare], advantage=[1.0, 1.0]
@@ -128,7 +131,7 @@ def test_the_sampler_is_corrected_for_and_never_clipped_against() -> None:
 
 
 def test_clip_acts_in_the_second_mini_batch() -> None:
-    """Proximal log-probs are those of the start of the plan, so the ratio moves from the second step on."""
+    """A18. Proximal log-probs are those of the start of the plan, so the ratio moves from the second step on."""
     logp = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
     proximal, advantage = logp.detach().clone(), torch.tensor([1.0, 1.0, -1.0, -1.0])
     metrics = []
@@ -160,6 +163,7 @@ def test_clip_acts_in_the_second_mini_batch() -> None:
     [("token_mean", 2.0), ("sequence_mean_token_mean", 2.0), ("sequence_mean_token_sum", 10.0)],
 )
 def test_policy_and_kl_are_averaged_alike(aggregation: str, total: float) -> None:
+    """A5."""
     rules = algorithm(kl_coef=1.0, kl_estimator="k1", aggregation=aggregation)
     loss_N, _, metrics = terms(rules, logp=[-1.0] * 10, advantage=[-1.0] * 10, reference=[-2.0] * 10)
     assert metrics["policy_loss"] == metrics["kl_reference"] == pytest.approx(10.0)
@@ -169,6 +173,7 @@ def test_policy_and_kl_are_averaged_alike(aggregation: str, total: float) -> Non
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 def test_a_kl_coefficient_changes_the_loss(name: str) -> None:
+    """A13."""
     at = {"logp": [-1.0, -2.0], "advantage": [1.0, -1.0], "reference": [-2.0, -1.0]}
     without, with_kl = (terms(algorithm(name, kl_coef=coef), **at) for coef in (0.0, 0.5))
     assert not torch.equal(without[1], with_kl[1])
@@ -183,6 +188,7 @@ def test_kl_in_the_loss_without_a_reference_raises() -> None:
 
 
 def test_equal_rewards_give_the_kl_gradient_or_none() -> None:
+    """A12."""
     at = {"logp": [-1.0, -1.0], "advantage": [0.0, 0.0], "reference": [-2.0, -2.0]}
     loss_N, gradient_N, _ = terms(algorithm(), **at)
     assert not loss_N.any()
@@ -192,6 +198,7 @@ def test_equal_rewards_give_the_kl_gradient_or_none() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_nan_under_the_mask_is_as_good_as_zero(name: str) -> None:
+    """B5."""
     nan, kl = float("nan"), {} if name == "dapo" else {"kl_coef": 0.1}
     rules = algorithm(name, correction="on", **kl)
     got, clean = (
@@ -214,6 +221,7 @@ def test_nan_under_the_mask_is_as_good_as_zero(name: str) -> None:
 
 @pytest.mark.parametrize("where", ["logp", "proximal", "behaviour", "reference", "advantage"])
 def test_nan_in_a_trained_token_is_not_hidden(where: str) -> None:
+    """B5."""
     values = {
         "logp": [-1.0],
         "proximal": [-1.0],
@@ -233,6 +241,7 @@ FIELDS = ("logp", "proximal", "behaviour", "reference", "advantage")
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_values_under_the_mask_change_nothing(data: st.DataObject) -> None:
+    """B6."""
     size = data.draw(st.integers(1, 6))
     mask = data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
     values = {f: data.draw(st.lists(st.floats(-3, 0), min_size=size, max_size=size)) for f in FIELDS}
@@ -245,6 +254,7 @@ def test_values_under_the_mask_change_nothing(data: st.DataObject) -> None:
 
 
 def test_padding_changes_no_metric() -> None:
+    """B6."""
     values = {
         "logp": [-1.0, -2.0],
         "proximal": [-1.5, -1.9],
@@ -286,6 +296,7 @@ def test_shapes_that_would_broadcast_raise() -> None:
 
 
 def test_bf16_log_probs_are_computed_in_float32() -> None:
+    """C5."""
     loss_N, _, _ = terms(
         algorithm(kl_coef=0.5),
         logp=[-1.0],
@@ -302,7 +313,7 @@ def test_bf16_log_probs_are_computed_in_float32() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_a_whole_step_does_not_depend_on_cut_or_order(data: st.DataObject) -> None:
-    """Sequences of several groups, interleaved and cut at random: loss, gradient and metrics stay."""
+    """A1, A6, A7. Sequences of several groups, interleaved and cut at random: loss, gradient and metrics stay."""
     rewards = data.draw(
         st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=4), min_size=1, max_size=3)
     )

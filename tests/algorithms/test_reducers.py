@@ -19,6 +19,7 @@ LENGTH = 16  # cases.MAX_TOKENS
     ("aggregation", "expected"), list(zip(AGGREGATIONS, (1.8, 3.0, 4.5, 9 / (2 * LENGTH)), strict=True))
 )
 def test_value_and_gradient_do_not_depend_on_the_micro_batch(aggregation: str, expected: float) -> None:
+    """A1, A6."""
     losses = [[1.0, 1.0, 1.0, 1.0], [5.0]]
     whole, whole_gradient = plain_parts(losses, aggregation, [[0, 1]])
     # One micro-batch each; or one learner rank each: the counts given are those of the step either way.
@@ -31,6 +32,7 @@ def test_value_and_gradient_do_not_depend_on_the_micro_batch(aggregation: str, e
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("size", [4, 2, 1])
 def test_accumulation_does_not_change_an_sgd_step(aggregation: str, size: int) -> None:
+    """A2, A7."""
     rules = algorithm(aggregation=aggregation)
     parameter = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     for _ in range(0, 4, size):
@@ -42,12 +44,14 @@ def test_accumulation_does_not_change_an_sgd_step(aggregation: str, size: int) -
 
 
 def test_each_optimizer_step_divides_by_its_own_tokens() -> None:
+    """A3."""
     short, long = [[1.0]] * 4, [[1.0] * 9] * 4
     steps = [plain_parts(rows, "token_mean", [[0, 1], [2, 3]])[0] for rows in (short, long)]
     assert sum(steps) / 2 == pytest.approx(1.0)
 
 
 def test_masked_answers_leave_numerator_and_denominator() -> None:
+    """A4."""
     for aggregation in ("token_mean", "sequence_mean_token_mean"):
         value, gradient = plain_parts([[1.0] * 4] * 2, aggregation, [[0, 1]], masks=[[1] * 4, [0] * 4])
         assert value == pytest.approx(1.0)
@@ -56,6 +60,7 @@ def test_masked_answers_leave_numerator_and_denominator() -> None:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_nothing_to_train_on_is_exactly_zero(aggregation: str) -> None:
+    """A4."""
     value, gradient = plain_parts([[1.0, 2.0]], aggregation, [[0]], masks=[[0, 0]])
     assert value == 0.0
     assert gradient == [[0.0, 0.0]]
@@ -73,6 +78,7 @@ def test_nothing_to_train_on_is_exactly_zero(aggregation: str) -> None:
 
 
 def test_counts_of_a_part_instead_of_the_step_are_noticed() -> None:
+    """A3."""
     with pytest.raises(ValueError, match="3 trained tokens"):
         aggregate(
             torch.ones(3),
@@ -102,6 +108,7 @@ def test_arrays_of_unequal_length_raise() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_partition_adds_up(data: st.DataObject) -> None:
+    """A1, A7."""
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=7))
     losses = [data.draw(st.lists(st.floats(-5, 5), min_size=n, max_size=n)) for n in lengths]
     masks = [data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)) for n in lengths]

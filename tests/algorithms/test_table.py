@@ -64,6 +64,7 @@ def test_reference_is_needed_for_kl_in_loss_and_in_reward() -> None:
 def test_settings_that_contradict_the_row_name_field_value_and_remedy(
     settings: dict[str, object], words: list[str]
 ) -> None:
+    """A13."""
     with pytest.raises(RecipeError) as caught:
         algorithm(**settings)
     assert all(word in str(caught.value) for word in words)

@@ -35,6 +35,9 @@ def test_a_run_answers_with_its_final_model_else_with_its_newest_checkpoint(tmp_
     for name in ("checkpoints/plan_000002", "checkpoints/plan_000010"):
         (run / name).mkdir(parents=True)
         (run / name / "config.json").touch()
+        (run / name / "complete.json").write_text('{"plan": 1, "files": {}}')
+    (run / "checkpoints/plan_000011").mkdir()  # a save that was cut off
+    (run / "checkpoints/plan_000011/config.json").touch()
     folder, recipe = find_policy(str(run))
     assert folder.name == "plan_000010"
     assert recipe.data.system == "Be brief."

@@ -9,6 +9,7 @@ from cauce.data.order import row_index
 
 
 def test_every_epoch_is_a_permutation_of_its_own() -> None:
+    """G1, G2."""
     epochs = [[row_index(17 * e + i, 17, 5, True) for i in range(17)] for e in range(3)]
     assert all(sorted(epoch) == list(range(17)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3

@@ -31,7 +31,7 @@ def test_new_weights_are_used_for_a_prompt_seen_before(tmp_path: Path, kind: str
 
 
 def test_waiting_samples_of_a_half_admitted_group_get_a_fresh_prompt(tmp_path: Path) -> None:
-    # D2 again: the prompt was prefilled under version 0 and two of its samples start under version 1.
+    # B14; D2 again: the prompt was prefilled under version 0 and two of its samples start under version 1.
     old, new = (tiny_model(tmp_path / str(seed), seed=seed) for seed in (1, 2))
     engine = engine_of(old, slots=2)
     request = ask(0, random_prompt(10), samples=4, max_tokens=5)
@@ -42,6 +42,7 @@ def test_waiting_samples_of_a_half_admitted_group_get_a_fresh_prompt(tmp_path: P
         done += engine.step()
     by_index = {c.index: c for c in done}
     assert [by_index[i].versions.tolist() for i in range(4)] == [[0, 0, 1, 1, 1]] * 2 + [[1] * 5] * 2
+    assert [by_index[i].mask.tolist() for i in range(4)] == [[1] * 5] * 4  # sampled by us, whichever version
     for index in (2, 3):
         completion = by_index[index]
         np.testing.assert_allclose(completion.logps, plain_logps(plain_model(new), request, completion), atol=1e-5)

@@ -85,6 +85,7 @@ def test_without_a_template_text_works_and_a_conversation_is_refused() -> None:
 
 @pytest.mark.parametrize("make_row", [lambda: row("hi"), lambda: row("<|endoftext|>hi")])
 def test_exactly_one_bos_in_plain_text(make_row: Callable[[], Row]) -> None:
+    """C15."""
     ids = environment(bos_tokenizer(None)).render(make_row()).token_ids.tolist()
     assert ids[0] == BOS_ID
     assert ids.count(BOS_ID) == 1
@@ -93,6 +94,7 @@ def test_exactly_one_bos_in_plain_text(make_row: Callable[[], Row]) -> None:
 
 
 def test_exactly_one_bos_where_template_and_tokenizer_both_add_one() -> None:
+    """C15."""
     tokenizer = bos_tokenizer("{{ bos_token }}" + CHAT_TEMPLATE)
     ids = environment(tokenizer).render(row("hi")).token_ids.tolist()
     assert ids[0] == BOS_ID
@@ -125,6 +127,7 @@ def test_a_template_that_refuses_names_the_row() -> None:
 
 
 def test_long_prompts_are_counted_whole_and_none_fitting_is_an_error() -> None:
+    """C18."""
     short = environment(chat_template=False)
     survey = survey_prompts(short, [row("abc"), row("abcdefghij"), row("abcdef")], limit=6)
     assert (survey.longest, survey.too_long) == (10, (1,))

@@ -17,6 +17,7 @@ def filled(num: int, *, max_reuse: int = 1, sampling: str = "in_order", seed: in
 
 @pytest.mark.parametrize("sampling", ["in_order", "random"])
 def test_sixteen_tasks_drawn_are_sixteen_tasks(sampling: str) -> None:
+    """D9."""
     buffer = filled(16, max_reuse=3, sampling=sampling)
     assert buffer.size == 16
     drawn = buffer.sample(16, version=0, max_staleness=0)

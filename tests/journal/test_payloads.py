@@ -123,6 +123,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_unequal_lengths_are_refused_at_insert() -> None:
+    """B14."""
     answer = make_answer(1, 0)
     # What a resumed partial answer with a forgotten mask looks like; the record's own check is circumvented.
     object.__setattr__(answer, "mask", answer.mask[:-1])

@@ -147,6 +147,7 @@ def test_what_json_cannot_hold_is_refused_at_admission_by_column(tmp_path: Path)
 
 
 def test_answers_without_a_lease_and_aborted_ones_are_refused(tmp_path: Path) -> None:
+    """E7."""
     with new_journal(tmp_path) as journal:
         admit(journal, 1)
         with pytest.raises(JournalError, match="names attempt 1, and 0 were leased"):

@@ -117,6 +117,7 @@ def test_loss_and_gradient_equal_a_slow_float64_loop(learner_of, aggregation, ki
     aggregation=st.sampled_from(AGGREGATIONS),
 )
 def test_the_cut_changes_neither_loss_nor_gradient(learner_of, seed, budget, order, kind, aggregation):
+    """A1, A7."""
     row = algorithm(aggregation=aggregation)
     sequences = random_sequences(seed, masked=True)
     whole = learner_of(kind, row=row)
@@ -131,6 +132,7 @@ def test_the_cut_changes_neither_loss_nor_gradient(learner_of, seed, budget, ord
 
 
 def test_several_calls_add_up_to_one_step(learner_of):
+    """A1, A2."""
     # Two halves of a step, each with the counts of the whole: what two micro-batches, or two ranks, would do.
     batch = make_batch(random_sequences(12))
     whole, halves = learner_of(), learner_of()
@@ -141,6 +143,7 @@ def test_several_calls_add_up_to_one_step(learner_of):
 
 
 def test_what_the_mask_hides_changes_nothing(learner_of):
+    """B5, B6."""
     clean = sequence(0, [1, 2, 3], [4, 5, 6, 7, 8], mask=np.array([1, 0, 0, 1, 0], np.uint8))
     hidden = clean.mask == 0
     dirty = replace(
@@ -165,6 +168,7 @@ def test_what_the_mask_hides_changes_nothing(learner_of):
 
 
 def test_groups_without_signal_are_skipped_but_count(learner_of):
+    """A12."""
     sequences = random_sequences(13)
     silent = [replace(s, advantages=np.zeros_like(s.advantages)) if s.group == 1 else s for s in sequences]
     skipping = learner_of()
@@ -205,6 +209,7 @@ def test_metrics_are_means_over_tokens_of_the_whole_step(learner_of):
 
 
 def test_log_ratio_and_entropy_come_from_the_same_distribution_as_sampling(learner_of):
+    """C1."""
     for temperature in (0.5, 1.0, 2.0):
         learner = learner_of(temperature=temperature)
         group = group_of(0, [1, 2, 3], [[4, 5, 6], [7, 8]])
@@ -219,12 +224,13 @@ def test_log_ratio_and_entropy_come_from_the_same_distribution_as_sampling(learn
 
 
 def test_score_equals_the_slow_loop_and_zeroes_what_was_not_sampled(learner_of):
+    """C1, C6."""
     mask = np.array([1, 0, 1, 1], np.uint8)
     groups = [
         group_of(3, [1, 2, 3], [[4, 5, 6, 7], [8, 9, 10, 11]], mask=mask),
         group_of(9, [12], [[13], []]),
     ]
-    learner = learner_of("qwen2", row=algorithm(kl_coef=0.1), token_budget=5)
+    learner = learner_of("qwen2", row=algorithm(kl_coef=0.1), token_budget=5, temperature=0.7)
     double = float64_copy(learner._model)
     scored = learner.score(groups, proximal=True)
     for group, proximal, reference in zip(groups, scored.proximal_logps, scored.reference_logps, strict=True):
@@ -235,7 +241,7 @@ def test_score_equals_the_slow_loop_and_zeroes_what_was_not_sampled(learner_of):
                 continue
             made = sequence(group.task, group.prompt_ids, answer.token_ids)
             with torch.no_grad():
-                expected = slow_logps(double, made).numpy() * answer.mask
+                expected = slow_logps(double, made, 0.7).numpy() * answer.mask
             np.testing.assert_allclose(logps, expected, atol=1e-5)
             np.testing.assert_array_equal(logps, frozen)  # no update yet
     assert learner.score(groups, proximal=False).proximal_logps is None
@@ -254,6 +260,7 @@ def test_the_reference_stays_while_the_policy_moves(learner_of):
 
 
 def test_ratio_leaves_one_in_the_second_mini_batch(learner_of):
+    """A18."""
     groups = [group_of(task, [1, 2, task], [[4, 5, 6], [7, 8]]) for task in range(4)]
     learner = learner_of(lr=0.05)
     sequences = train_sequences(algorithm(), learner.score(groups, proximal=True))
@@ -271,6 +278,7 @@ def test_ratio_leaves_one_in_the_second_mini_batch(learner_of):
 
 @pytest.mark.parametrize("poison", ["behaviour", "advantage", "weights"])
 def test_non_finite_numbers_reach_neither_weights_nor_moments(learner_of, poison):
+    """G15."""
     row = algorithm(correction_cap=2.0)
     learner, witness = learner_of(row=row, lr=0.01), learner_of(row=row, lr=0.01)
     good = make_batch(random_sequences(15))
@@ -301,6 +309,7 @@ def test_non_finite_numbers_reach_neither_weights_nor_moments(learner_of, poison
 
 
 def test_dropout_is_off(learner_of):
+    """C11."""
     config = {"attention_dropout": 0.3}
     learner = learner_of("llama", config=config)
     learner._model.train()  # as a careless caller might leave it
@@ -360,6 +369,7 @@ def test_a_sequence_beyond_the_context_is_refused_not_cut(learner_of):
 
 
 def test_no_trained_token_at_all_is_a_loss_of_zero(learner_of):
+    """A4."""
     made = sequence(0, [1, 2], [3, 4], mask=np.zeros(2, np.uint8))
     metrics = learner_of().forward_backward(make_batch([made]))
     assert metrics["loss/total"] == 0.0

@@ -58,6 +58,7 @@ def test_clips_by_the_norm_of_all_gradients_together():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(value):
+    """G15."""
     weights = masters()
     optimizer = Optimizer(weights, settings=settings(schedule="linear"), total_steps=4)
     take(optimizer, weights, gradients_at(0))

@@ -27,6 +27,7 @@ def rates(schedule, warmup_steps, total_steps):
     ],
 )
 def test_by_hand(schedule, warmup_steps, expected):
+    """A19."""
     assert rates(schedule, warmup_steps, 4) == pytest.approx(expected)
 
 
@@ -37,6 +38,7 @@ def test_after_the_last_step_it_stays_at_the_end():
 
 
 def test_four_plans_of_three_mini_batches_are_twelve_steps(tmp_path):
+    """A19."""
     learner = Learner(
         loaded(tmp_path / "model"),
         algorithm=algorithm(),

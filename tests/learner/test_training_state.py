@@ -27,6 +27,7 @@ def train(each, steps):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_stopping_at_step_five_of_ten_is_bit_equal(tmp_path, dtype):
+    """G3."""
     straight = learner(tmp_path / "model", dtype=dtype)
     train(straight, range(5))
     straight.save(tmp_path / "saved")
@@ -43,6 +44,7 @@ def test_stopping_at_step_five_of_ten_is_bit_equal(tmp_path, dtype):
 
 
 def test_without_the_moments_it_would_not_be_equal(tmp_path):
+    """G3."""
     # What the test above would miss if AdamW's state were lost on the way: this must differ.
     straight = learner(tmp_path / "model")
     train(straight, range(5))
@@ -54,6 +56,7 @@ def test_without_the_moments_it_would_not_be_equal(tmp_path):
 
 
 def test_random_generators_go_on(tmp_path):
+    """G8."""
     each = learner(tmp_path / "model")
     torch.manual_seed(3), np.random.seed(4), random.seed(5)
     np.random.standard_normal(), random.gauss(0, 1)  # both keep a second number back
@@ -73,6 +76,7 @@ def test_random_generators_go_on(tmp_path):
 @pytest.mark.parametrize("kind", ["llama_tied", "gpt2"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_folder_loads_anywhere_in_float32_and_says_the_same(tmp_path, kind, dtype):
+    """G14."""
     each = learner(tmp_path / "model", kind, dtype=dtype)
     train(each, range(2))
     each.save_model(tmp_path / "final")
@@ -94,6 +98,7 @@ def test_the_folder_loads_anywhere_in_float32_and_says_the_same(tmp_path, kind, 
 
 
 def test_another_models_checkpoint_is_refused_by_name(tmp_path):
+    """G6."""
     each = learner(tmp_path / "small", "llama")
     each.save(tmp_path / "saved")
     loaded(tmp_path / "wide", "llama", hidden=64)
@@ -105,6 +110,7 @@ def test_another_models_checkpoint_is_refused_by_name(tmp_path):
 
 
 def test_a_folder_without_training_state_is_refused(tmp_path):
+    """G3."""
     each = learner(tmp_path / "model")
     each.save_model(tmp_path / "saved")
     with pytest.raises(CheckpointError, match=r"lacks trainer_state\.safetensors"):

@@ -53,6 +53,7 @@ def logps_by_sequence(model, sequences, budget, temperature=1.0, share=True):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_packed_equals_slow_float64_loop(models, kind, temperature):
+    """C6, C8."""
     sequences = random_sequences(1, longest=12, masked=True)
     double = float64_copy(models(kind))
     found = logps_by_sequence(models(kind), sequences, 10_000, temperature)
@@ -92,6 +93,7 @@ def test_gradients_equal_plain_rows_and_float64(models, kind):
     kind=st.sampled_from(["llama", "qwen2", "mistral", "gpt2"]),
 )
 def test_budget_order_and_grouping_change_nothing(models, seed, budget, order, kind):
+    """C6, C8."""
     sequences = random_sequences(seed, longest=11, masked=True)
     shuffled = list(range(len(sequences)))
     order.shuffle(shuffled)
@@ -106,6 +108,7 @@ def test_budget_order_and_grouping_change_nothing(models, seed, budget, order, k
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2"])
 def test_answers_and_groups_do_not_see_each_other(models, kind):
+    """C19."""
     a = sequence(0, [1, 2, 3], [4, 5, 6, 7, 8])
     same_group = sequence(0, [1, 2, 3], [9, 10, 11])
     other_group = sequence(1, [12, 13, 14, 15, 16, 17], [18, 19])
@@ -202,6 +205,7 @@ def test_bf16_is_near_float32(models, kind):
     [(1.0, -0.4076, 0.8324), (0.5, -0.1429, 0.4411), (2.0, -0.6803, 1.0202)],
 )
 def test_temperature_by_hand(temperature, logp, entropy):
+    """C1, C3."""
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     found, spread = logps_of(logits, torch.tensor([0]), temperature)
     assert float(found) == pytest.approx(logp, abs=1e-4)
@@ -209,6 +213,7 @@ def test_temperature_by_hand(temperature, logp, entropy):
 
 
 def test_log_softmax_of_bf16_logits_is_float32():
+    """C5."""
     logits = torch.randn(16, 1000, generator=torch.Generator().manual_seed(0)).mul(4).bfloat16()
     target = torch.arange(16)
     found, entropy = logps_of(logits, target, 1.0)
@@ -234,6 +239,7 @@ def test_impossible_words_leave_the_entropy_finite():
 
 
 def test_lengths_that_disagree_raise():
+    """C7."""
     with pytest.raises(ModelError, match="positions of logits"):
         logps_of(torch.zeros(6, 9), torch.zeros(4, dtype=torch.int64), 1.0)
 

@@ -48,6 +48,15 @@ REFUSED = [
     (["algorithm.correction=off", "algorithm.correction_cap=3"], ["algorithm.correction_cap = 3.0", "auto"]),
     (["algorithm.name=dapo", "algorithm.kl_coef=0.1"], ["kl_coef = 0.1: dapo", "algorithm.kl_coef=0"]),
     (["algorithm.kl_in=reward"], ["algorithm.kl_in = 'reward'", "algorithm.kl_coef=0.01"]),
+    (
+        ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward"],
+        ["algorithm.kl_in = 'reward': grpo", "kl_in=loss", "advantage_scale=none", "rloo or dr_grpo"],
+    ),
+    (
+        ["algorithm.name=dr_grpo", "algorithm.advantage_scale=group_std", "algorithm.kl_coef=0.1",
+         "algorithm.kl_in=reward"],
+        ["algorithm.kl_in = 'reward': dr_grpo"],
+    ),
     (["algorithm.kl_estimator=k1"], ["algorithm.kl_estimator = 'k1'", "algorithm.kl_coef=0.01"]),
     (
         ["learner.tasks_per_plan=10", "learner.mini_batches=4"],
@@ -71,6 +80,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("overrides", "parts"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
 def test_settings_that_make_no_sense_are_refused(overrides: list[str], parts: list[str]) -> None:
+    """C2, C4, F14."""
     with pytest.raises(RecipeError) as error:
         check_recipe(make(*overrides))
     assert "\n" not in str(error.value)  # one fault, one line
@@ -84,7 +94,9 @@ def test_settings_that_make_no_sense_are_refused(overrides: list[str], parts: li
         ["learner.warmup_steps=40"],  # equal to the number of steps: no crash, a warning
         ["learner.warmup_steps=4000"],
         ["rollout.top_k=-1"],  # off, as other trainers write it
-        ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"],
+        ["algorithm.name=rloo", "algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"],
+        ["algorithm.name=dr_grpo", "algorithm.kl_coef=0.1", "algorithm.kl_in=reward"],
+        ["algorithm.advantage_scale=none", "algorithm.kl_coef=0.1", "algorithm.kl_in=reward"],
         ["algorithm.name=dr_grpo", "algorithm.aggregation_length=9"],
         ["algorithm.aggregation=token_sum_constant", "algorithm.aggregation_length=9"],
         ["algorithm.dual_clip=3"],
@@ -104,6 +116,7 @@ def test_settings_that_make_sense_are_accepted(overrides: list[str]) -> None:
 
 @pytest.mark.parametrize("name", list(TRAITS))
 def test_a_kl_coefficient_is_refused_exactly_where_it_is_ignored(name: str) -> None:
+    """A13."""
     recipe = make(f"algorithm.name={name}", "algorithm.kl_coef=0.5")
     if TRAITS[name].accepts_kl:
         check_recipe(recipe)
@@ -143,6 +156,7 @@ def test_loading_checks() -> None:
     ],
 )
 def test_unlikely_settings_are_warned_about(overrides: list[str], part: str) -> None:
+    """J3."""
     lines = recipe_warnings(make(*overrides))
     assert len(lines) == 1
     assert part in lines[0]

@@ -106,6 +106,7 @@ def test_a_file_that_is_not_toml_says_where(tmp_path: Path) -> None:
 
 
 def test_unknown_keys_of_a_file_are_all_named(tmp_path: Path) -> None:
+    """J1."""
     path = tmp_path / "old.toml"
     path.write_text("[learner]\nlrate = 1\n[trainer]\ntotal_epochs = 3\n[data.foo]\nbar = 1\n", "utf-8")
     with pytest.raises(RecipeError) as error:
@@ -139,6 +140,7 @@ def test_a_section_that_is_a_value_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_ways_to_write_a_setting(arguments: list[str]) -> None:
+    """J3."""
     assert load(*arguments).learner.lr == 1e-4
 
 
@@ -234,6 +236,7 @@ def test_all_wrong_values_are_reported_at_once() -> None:
 def test_a_learning_rate_far_outside_the_usual_range_is_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """J3."""
     with caplog.at_level(logging.WARNING):
         recipe = load("learner.lr=4e07")
     assert recipe.learner.lr == 4e7

@@ -67,6 +67,7 @@ def test_a_recipe_is_frozen() -> None:
 
 @pytest.mark.parametrize("text", ["1e-4", "1.0e-4", 1e-4, " 0.0001 "])
 def test_floats_may_be_text(text: object) -> None:
+    """J3."""
     assert LearnerSettings(lr=text).lr == 1e-4
 
 

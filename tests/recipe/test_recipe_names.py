@@ -23,6 +23,7 @@ from cauce.recipe.names import KNOWN_KEYS, unknown_key_text
     ],
 )
 def test_the_nearest_name_is_offered(typed: str, ours: str) -> None:
+    """J1."""
     assert f"did you mean {ours}?" in unknown_key_text(typed)
 
 

@@ -142,6 +142,7 @@ def test_a_verl_parquet_with_its_compute_score(tmp_path: Path) -> None:
 
 
 def test_columns_stay_with_their_row_after_shuffle_and_repeat(tmp_path: Path) -> None:
+    """F13."""
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"question": f"{n}?", "answer": str(n), "hint": [n]}) + "\n" for n in range(9)))
     source = load_rows(str(path), settings=DataSettings(), split="train")

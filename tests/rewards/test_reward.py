@@ -60,6 +60,8 @@ def test_native_call_gets_everything_by_keyword() -> None:
 
 
 def test_none_from_one_function_abstains_and_from_all_excludes() -> None:
+    """E8."""
+
     def first(completions):
         return [1.0, None, 0.0, 1.0]
 
@@ -73,6 +75,8 @@ def test_none_from_one_function_abstains_and_from_all_excludes() -> None:
 
 
 def test_one_raising_sample_leaves_the_others_alone() -> None:
+    """E5, E6."""
+
     def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         if solution_str == "bad":
             raise KeyError("no such unit")
@@ -88,6 +92,8 @@ def test_one_raising_sample_leaves_the_others_alone() -> None:
 
 
 def test_a_call_for_several_groups_loses_only_the_bad_group() -> None:
+    """E6."""
+
     def picky(completions, answer):
         if "?" in answer:
             raise ValueError("unreadable gold")
@@ -100,6 +106,7 @@ def test_a_call_for_several_groups_loses_only_the_bad_group() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1.0", object()])
 def test_what_is_no_finite_number_fails_and_is_never_zero(value: object) -> None:
+    """E5, E8."""
     result = score(lambda completions: [1.0, value], ["a", "b"])
     assert statuses(result) == ["scored", "failed"]
     assert result.outcomes[1].value is None

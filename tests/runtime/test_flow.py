@@ -15,8 +15,9 @@ from cauce.runtime.exchange import Exchange
 from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.pool import RolloutPool
 from cauce.runtime.reward_pool import RewardPool
-from cauce.runtime.roles import RewardWorker, RolloutWorker
-from cauce.types import Group, Outcome, Plan, Row, ScoredBatch, Task
+from cauce.runtime.roles import RewardWorker, RolloutWorker, WorkResult
+from cauce.runtime.world import WorkerDied
+from cauce.types import GenerationRequest, Group, Outcome, Plan, Row, ScoredBatch, Task
 from tests.algorithms.cases import algorithm, first_advantages
 from tests.fakes import GREEDY, ROOM, FakeClock, ScriptedRollout, ScriptedWorkers
 
@@ -52,6 +53,24 @@ class Scorer:
     def score(self, *, rows: Sequence[Row], texts: Sequence[str], **_: Any) -> RewardResult:
         return RewardResult(outcomes=self.outcomes(rows[0].id, len(texts)), metrics={})
 
+    def score_many(self, *, jobs: Sequence[dict[str, Any]]) -> list[RewardResult]:
+        return [self.score(**job) for job in jobs]
+
+
+class Mortal(ScriptedRollout):
+    """Dies of any task that is poison, whatever else it holds."""
+
+    def __init__(self, script: Sequence[str], poison: set[int]) -> None:
+        super().__init__(script)
+        self.poison = poison
+        self.seen: list[set[int]] = []
+
+    def work(self, *, requests: Sequence[GenerationRequest], **kwargs: Any) -> WorkResult:
+        self.seen.append({request.task for request in [*self.requests, *requests]})
+        if self.poison & self.seen[-1]:
+            raise WorkerDied("out of memory")
+        return super().work(requests=requests, **kwargs)
+
 
 def scored(value: float) -> Outcome:
     return Outcome(status="scored", value=value, parts={}, detail="")
@@ -76,7 +95,10 @@ class Rig:
         dynamic: bool = False,
         group_size: int = 2,
         actors: int = 1,
+        poison: Sequence[int] = (),
+        mask_truncated: bool = False,
     ) -> None:
+        self.poison = set(poison)
         self.clock, self.ready = FakeClock(), []
         self.rollouts: list[ScriptedRollout] = []
         self.workers = ScriptedWorkers(lambda name: self.make(name, scripts or {}, outcomes))
@@ -107,7 +129,12 @@ class Rig:
             rewards=self.rewards,
             source=Source(lengths),  # type: ignore[arg-type]
             settings=FlowSettings(
-                group_size=group_size, sampling=GREEDY, dynamic_sampling=dynamic, max_failure_rate=0.5, max_steps=9
+                group_size=group_size,
+                sampling=GREEDY,
+                dynamic_sampling=dynamic,
+                algorithm=algorithm(mask_truncated=mask_truncated),
+                max_failure_rate=0.5,
+                max_steps=9,
             ),
             clock=self.clock,
             on_ready=self.take,
@@ -120,7 +147,7 @@ class Rig:
     def make(self, name: str, scripts: dict[str, list[str]], outcomes: Any) -> Any:
         if name.startswith("reward"):
             return Scorer(outcomes)
-        self.rollouts.append(ScriptedRollout(scripts.get(name, scripts.get("*", []))))
+        self.rollouts.append(Mortal(scripts.get(name, scripts.get("*", [])), self.poison))
         return self.rollouts[-1]
 
     def turns(self, num: int) -> None:
@@ -171,6 +198,32 @@ def test_a_task_that_kills_three_workers_is_poison(journal: Journal) -> None:
     assert rig.flow.undecided() == set()
 
 
+@pytest.mark.parametrize("actors", [1, 2])
+@pytest.mark.parametrize("poison", [0, 1, 2])
+def test_only_the_task_that_kills_is_poison(journal: Journal, poison: int, actors: int) -> None:
+    """Those that a worker held beside it are not accused of its death."""
+    rig = Rig(journal, poison=[poison], actors=actors)
+    rig.flow.admit(3)
+    rig.turns(16)
+    assert journal.drops() == {"poison": 1}
+    assert journal.state(poison) == "dropped"
+    assert sorted(rig.ready) == sorted({0, 1, 2} - {poison})
+    assert [journal.deaths(task) for task in rig.ready] == [0, 0]
+    assert rig.flow.undecided() == set()
+
+
+def test_a_suspect_is_alone_with_its_worker_while_new_tasks_are_admitted(journal: Journal) -> None:
+    rig = Rig(journal, poison=[1])
+    rig.flow.admit(3)
+    for _ in range(20):
+        rig.turns(1)
+        rig.flow.admit(3 - len(rig.flow.undecided()))
+    assert journal.drops() == {"poison": 1}
+    joint = [seen for rollout in rig.rollouts for seen in rollout.seen if 1 in seen and len(seen) > 1]
+    assert joint == [{0, 1, 2}]
+    assert {0, 2, 3, 4, 5} <= set(rig.ready)
+
+
 def test_too_few_scores_drop_the_group_and_a_failure_is_never_zero(journal: Journal) -> None:
     """E5, E6."""
     rig = Rig(journal, outcomes=lambda row, n: [scored(1.0), failed()])
@@ -182,6 +235,7 @@ def test_too_few_scores_drop_the_group_and_a_failure_is_never_zero(journal: Jour
 
 
 def test_failures_above_the_rate_stop_with_the_first_traceback(journal: Journal) -> None:
+    """E6."""
     rig = Rig(journal, outcomes=lambda row, n: [failed()] * n)
     rig.flow.admit(3)
     with pytest.raises(RewardError, match=r"max_failure_rate=0\.5.*ValueError: no"):
@@ -256,17 +310,36 @@ def test_prompts_that_are_too_long_are_dropped_with_a_count_and_others_go_on(jou
 
 
 def test_only_prompts_that_are_too_long_is_an_error(journal: Journal) -> None:
+    """C18."""
     rig = Rig(journal, lengths=(99, 98))
     with pytest.raises(DataError, match="every one of the 2 prompts has more than 8 tokens"):
         rig.flow.admit(1)
 
 
 def test_dynamic_sampling_drops_groups_of_equal_rewards(journal: Journal) -> None:
+    """D10."""
     rig = Rig(journal, outcomes=lambda row, n: [scored(1.0)] * n, dynamic=True)
     rig.flow.admit(2)
     rig.turns(4)
     assert journal.drops() == {"no_signal": 2}
     assert rig.ready == []
+
+
+def test_dynamic_sampling_asks_for_a_difference_among_the_answers_that_count(journal: Journal) -> None:
+    """An answer that is cut off and masked is trained on no more than its reward counts."""
+    rig = Rig(journal, scripts={"*": ["cut"]}, outcomes=lambda row, n: [scored(0.0), scored(1.0), scored(1.0)],
+              dynamic=True, mask_truncated=True, group_size=3)  # fmt: skip
+    rig.flow.admit(1)
+    rig.turns(4)
+    assert journal.drops() == {"no_signal": 1}
+    assert rig.ready == []
+
+
+def test_dynamic_sampling_sees_no_difference_in_rounding(journal: Journal) -> None:
+    rig = Rig(journal, outcomes=lambda row, n: [scored(0.3), scored(0.1 + 0.2)], dynamic=True)
+    rig.flow.admit(1)
+    rig.turns(4)
+    assert journal.drops() == {"no_signal": 1}
 
 
 def test_what_was_under_way_is_taken_up_again(tmp_path: Path) -> None:

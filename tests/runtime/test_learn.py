@@ -69,6 +69,30 @@ def test_a_plan_of_one_step_needs_no_old_log_probs() -> None:
     assert learner.batches[0].sequences[0].proximal_logps is None
 
 
+@pytest.mark.parametrize("name", ["rloo", "dr_grpo"])
+def test_kl_in_the_reward_compares_two_forwards_of_the_same_kind(name: str) -> None:
+    """A9: the sampler's log-probs carry another rounding; against the reference they would make a KL of noise, and
+    advantages out of equal rewards."""
+
+    class Scoring(Listener):
+        def score(self, groups: Sequence[Group], *, proximal: bool) -> ScoredBatch:
+            exact = tuple(tuple(s.completion.logps + 1e-5 * (s.completion.index + 1) for s in g.samples) for g in groups)
+            batch = super().score(groups, proximal=proximal)
+            return ScoredBatch(
+                groups=batch.groups, proximal_logps=exact if proximal else None, reference_logps=exact
+            )
+
+    learner = Scoring()
+    learn(
+        learner,
+        algorithm=algorithm(name, kl_coef=0.1, kl_in="reward", kl_estimator="k1"),
+        plan=make_plan(1, [0], epochs=1, num_mini_batches=1),
+        groups=[rewards_group(0, [1.0, 1.0, 1.0])],
+    )
+    assert learner.verbs[0] == ("score", True)
+    assert all((s.advantages == 0).all() for s in learner.batches[0].sequences)
+
+
 def test_a_mini_batch_with_nothing_to_train_on_is_no_step() -> None:
     """A4: all masked; the other mini-batch is trained on."""
     cut = group(0, [sample(r, index=i, finish_reason="length") for i, r in enumerate([0.0, 1.0])])
@@ -111,6 +135,17 @@ def test_metrics_of_a_plan_are_the_last_the_sum_or_the_mean_of_its_steps() -> No
         "optim/lr": 0.5,
     }
     assert learned.first_log_ratio == 0.25  # of the step before which nothing had moved
+
+
+def test_a_metric_that_only_some_steps_have_is_one_of_the_plan() -> None:
+    """The last step ran nothing, so that it has no entropy and no ratio; what the first one saw still counts."""
+    learned = learn(
+        Listener([{"policy/entropy": 2.0, "loss/total": 1.0}, {"loss/total": 3.0}]),
+        algorithm=algorithm(),
+        plan=make_plan(1, [0, 1], epochs=1, num_mini_batches=2),
+        groups=[rewards_group(0, [0.0, 1.0]), rewards_group(1, [0.0, 1.0])],
+    )
+    assert (learned.metrics["policy/entropy"], learned.metrics["loss/total"]) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize("skipped", [1, 2])

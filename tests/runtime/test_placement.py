@@ -22,7 +22,7 @@ def room(cpus: float, gpus: float = 0) -> list[NodeRoom]:
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 8, 64])
-@pytest.mark.parametrize("actors", [1, 2, 5])
+@pytest.mark.parametrize("actors", [1, 2, 3, 5, 6, 7])
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_threads_that_run_at_once_never_exceed_the_cpus(cpus: int, actors: int, staleness: int) -> None:
     """H12. A thread is the least a process has, so more actors than CPUs get one each."""

@@ -97,6 +97,94 @@ def test_the_second_death_in_a_row_asks_for_a_pause() -> None:
     assert len(rig.pool.calls()) == 1
 
 
+def test_a_lost_request_says_in_whose_company_it_was() -> None:
+    rig = Rig(1, {"rollout-0": ["wait", "die"]})
+    rig.pool.submit(request(1))
+    rig.pool.submit(request(2))
+    rig.turn()
+    rig.pool.calls()
+    rig.pool.submit(request(3))  # the call that dies is out already
+    news = rig.pool.take(rig.workers.wait(rig.pool.calls(), timeout_s=1.0))
+    assert {item.request.task: item.num_held for item in news.lost} == {1: 2, 2: 2, 3: 0}
+
+
+def test_a_request_that_must_be_alone_waits_for_a_worker_and_keeps_others_away() -> None:
+    rig = Rig(1, {"rollout-0": ["wait", "answer", "wait", "answer"]})
+    rig.pool.submit(request(1))
+    assert rig.turn().completions == []
+    assert rig.pool.next_worker(alone=True) == "none"
+    rig.pool.submit(request(2), alone=True)
+    rig.pool.submit(request(3))
+    assert {c.task for c in rig.turn().completions} == {1}
+    rig.turn()
+    assert rig.pool.waiting_for() == ["rollout-0 generates task 2, 2 answers missing"]
+    assert {c.task for c in rig.turn().completions} == {2}
+    assert {c.task for c in rig.turn().completions} == {3}
+    assert rig.pool.is_idle()
+
+
+def test_a_request_without_a_worker_can_be_cancelled() -> None:
+    rig = Rig(1, default="die")
+    for _ in range(2):
+        rig.pool.submit(request(0))
+        rig.turn()
+    rig.pool.submit(request(5))  # during the pause
+    rig.pool.cancel(5)
+    assert rig.pool.is_idle()
+
+
+def test_a_replacement_that_cannot_be_started_is_one_more_death() -> None:
+    rig = Rig(2, {"rollout-0": ["die"]})
+    fails = ["WorkerError"] * 2
+
+    def make(name: str) -> ScriptedRollout:
+        if fails:
+            raise WorkerError(f"no node has room for {fails.pop()}")
+        return rig.make(name, {}, "")
+
+    rig.workers.make = make
+    rig.pool.submit(request(0))
+    rig.turn()
+    assert len(rig.pool.members()) == 1
+    rig.pool.calls()
+    assert len(rig.pool.members()) == 1  # in its pause
+    assert [kind for kind, _ in rig.events] == ["worker_died"] * 2
+    for _ in range(3):
+        rig.clock.time += 100.0
+        rig.pool.calls()
+    assert len(rig.pool.members()) == 2
+
+
+def test_replacements_that_never_start_stop_the_run() -> None:
+    rig = Rig(2, {"rollout-0": ["die"]})
+
+    def make(name: str) -> ScriptedRollout:
+        raise WorkerError("no node has room")
+
+    rig.workers.make = make
+    rig.pool.submit(request(0))
+    rig.turn()
+
+    def go_on() -> None:
+        for _ in range(DEATHS_IN_A_ROW):
+            rig.clock.time += 100.0
+            rig.pool.calls()
+
+    with pytest.raises(WorkerError, match="6 rollout workers died in a row.*no node has room"):
+        go_on()
+
+
+def test_a_first_worker_that_cannot_be_started_is_an_error_at_once() -> None:
+    class NoRoom(Rig):
+        def make(self, name: str, scripts: dict[str, list[str]], default: str) -> ScriptedRollout:
+            if name == "rollout-1":
+                raise WorkerError("no node has room")
+            return super().make(name, scripts, default)
+
+    with pytest.raises(WorkerError, match="^no node has room"):
+        NoRoom(2)
+
+
 def test_the_version_to_serve_travels_with_the_next_call() -> None:
     rig = Rig(1)
     rig.pool.submit(request(0))

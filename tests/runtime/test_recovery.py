@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,6 +12,7 @@ from cauce import checkpoint
 from cauce.errors import JournalError
 from cauce.journal import Journal
 from cauce.runtime.recovery import newest_checkpoint
+from cauce.runtime.roles import LearnerWorker
 from cauce.runtime.world import WorkerDied
 from cauce.stages import rl
 from tests.local_session import (
@@ -25,8 +27,10 @@ from tests.local_session import (
     trained_rows,
     use_local_session,
 )
+from tests.tiny import tiny_model
 
-SHAPE = {"rows": [{"prompt": f"say {i}", "answer": str(i)} for i in range(4)], "checkpoint__every": 2}  # 2 plans an epoch
+ROWS = [{"prompt": f"say {i}", "answer": str(i)} for i in range(4)]  # an epoch is two plans
+SHAPE = {"rows": ROWS, "checkpoint__every": 2}
 PLANS = 4
 
 # Who dies at which call, before or after its work, and the newest plan that is decided by then.
@@ -44,8 +48,6 @@ KILLS = {
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that never stops; `model` lies beside it."""
-    from tests.tiny import tiny_model
-
     folder = tmp_path_factory.mktemp("straight")
     with pytest.MonkeyPatch.context() as patch:
         use_local_session(patch)
@@ -81,7 +83,7 @@ def test_killed_anywhere_it_resumes_to_the_same_weights(
     killed_run(local, straight, run, kill)
     before, decided = answers(run), checksums(run)
     assert len(decided) < PLANS
-    summary = resume_locally(run, rows=SHAPE["rows"])
+    summary = resume_locally(run, rows=ROWS)
     assert summary["status"] == "finished"
     assert_equal_runs(run, straight)
     assert before.items() <= answers(run).items()  # nothing acknowledged was made again
@@ -95,15 +97,13 @@ def test_killed_at_the_end_of_an_epoch_it_goes_on_with_the_next(
     """G1: plan 2 ends the first epoch of four rows; the resumed run trains on all four again, in their new order."""
     run = tmp_path / "run"
     with pytest.raises(Killed):
-        train_locally(
-            straight.parent / "model", run, run__plans=PLANS, observer=Watcher(kill_after=2), **SHAPE
-        )
+        train_locally(straight.parent / "model", run, run__plans=PLANS, observer=Watcher(kill_after=2), **SHAPE)
     assert len(checksums(run)) == 2
-    resume_locally(run, rows=SHAPE["rows"])
+    resume_locally(run, rows=ROWS)
     assert_equal_runs(run, straight)
-    epochs = trained_rows(run)[:2], trained_rows(run)[2:]
-    assert [sorted(sum(epoch, [])) for epoch in epochs] == [[f"train:{i}" for i in range(4)]] * 2
-    assert epochs[0] != epochs[1]
+    first, second = ([row for plan in trained_rows(run)[a : a + 2] for row in plan] for a in (0, 2))
+    assert sorted(first) == sorted(second) == [f"train:{i}" for i in range(4)]
+    assert first != second
 
 
 def test_a_redo_starts_from_the_newest_checkpoint_that_is_whole(
@@ -116,11 +116,11 @@ def test_a_redo_starts_from_the_newest_checkpoint_that_is_whole(
         assert newest_checkpoint(run, journal) == (4, run / "checkpoints" / "plan_000004")
         (run / "checkpoints" / "plan_000004" / checkpoint.MARKER).unlink()
         assert newest_checkpoint(run, journal) == (2, run / "checkpoints" / "plan_000002")
-    (watcher, both) = Watcher(), Watcher()
-    resume_locally(run, rows=SHAPE["rows"], observer=watcher)
-    assert "2 plans after checkpoint plan_000002 were trained again" in watcher.notes[0]
+    watcher, both = Watcher(), Watcher()
+    resume_locally(run, rows=ROWS, observer=watcher)
+    assert "2 plans after checkpoint plan_000002 were trained again" in "\n".join(watcher.notes)
     shutil.rmtree(run / "checkpoints")
-    resume_locally(run, rows=SHAPE["rows"], observer=both)
+    resume_locally(run, rows=ROWS, observer=both)
     assert "4 plans after the initial weights were trained again" in both.notes[0]
     assert_equal_runs(run, straight)
 
@@ -130,17 +130,171 @@ def falsify(run: Path, plan: int) -> None:
         db.execute("UPDATE plan SET checksum = 'false' || substr(checksum, 6) WHERE number = ?", (plan,))
 
 
+def begin_elsewhere(local: type[LocalSession], straight: Path, run: Path) -> None:
+    """A run killed after plan 3, whose plan 3 was made under another fingerprint and has other weights."""
+    with pytest.raises(Killed):
+        train_locally(straight.parent / "model", run, run__plans=PLANS, observer=Watcher(kill_after=3), **SHAPE)
+    falsify(run, 3)
+    with Journal.open(run) as journal:
+        recorded = json.loads(journal.meta["fingerprint"])
+        journal.set_meta("fingerprint", json.dumps({**recorded, "threads": "64"}))
+
+
+class Lineages(LearnerWorker):
+    """Keeps what it publishes: versions with their lineage."""
+
+    published: ClassVar[list[tuple[int, str]]] = []
+
+    def publish(self, **kwargs: Any) -> str:
+        self.published.append((kwargs["version"], kwargs["lineage"]))
+        return super().publish(**kwargs)
+
+
+def test_a_new_lineage_is_gone_on_with_before_and_after_its_next_checkpoint(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    """Its first weights are saved and recorded with it, so that what is redone later is its own."""
+    run = tmp_path / "run"
+    begin_elsewhere(local, straight, run)
+    with pytest.raises(Killed):
+        resume_locally(run, rows=ROWS, observer=Watcher(kill_after=4))  # no checkpoint is due before that
+    with Journal.read_only(run) as journal:
+        assert (journal.meta["lineage"], journal.meta["fingerprint_since"]) == ("1", "3")
+        assert [record.plan for record in journal.checkpoints()] == [2, 3]
+        assert newest_checkpoint(run, journal) == (3, run / "checkpoints" / "plan_000003")
+    watcher, Lineages.published = Watcher(), []
+    local.learner = Lineages
+    assert resume_locally(run, rows=ROWS, observer=watcher)["status"] == "finished"
+    assert "1 plans after checkpoint plan_000003 were trained again" in watcher.notes[1]
+    assert Lineages.published == [(4, "1")]
+    assert checksums(run)[3] == checksums(straight)[3]
+    shutil.rmtree(run / "checkpoints")  # plan 3's record is of an older fingerprint: no fault of ours even now
+    assert resume_locally(run, rows=ROWS)["status"] == "finished"
+    with Journal.read_only(run) as journal:
+        assert journal.meta["lineage"] == "2"
+    result = rl.replay(run, observer=watcher)
+    assert (result.divergent_plan, result.lineages) == (3, 3)
+    assert any("the record has 3 lineages" in note and "plan 3, plan 3" in note for note in watcher.notes)
+
+
+def test_a_learner_that_dies_in_a_new_lineage_is_rebuilt_in_it(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    begin_elsewhere(local, straight, run)
+    death = WorkerDied("learner learner-0 on here died: SIGKILL")
+    local.learner = dying(LearnerWorker, "optim_step", call=2, error=death)  # the first is the redo of plan 3
+    assert resume_locally(run, rows=ROWS)["status"] == "finished"
+    with Journal.read_only(run) as journal:
+        assert journal.meta["lineage"] == "1"
+        assert len(journal.events("learner_died")) == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_the_birth_of_a_lineage_leaves_the_old_record(
+    local: type[LocalSession], straight: Path, tmp_path: Path, after: bool
+) -> None:
+    """Neither its fingerprint nor its weights may count while the other is missing."""
+    run = tmp_path / "run"
+    begin_elsewhere(local, straight, run)
+    with Journal.open(run) as journal:
+        journal.record_checkpoint(3, run / "checkpoints" / "plan_000003")  # of the old lineage, and lost since
+        before = journal.meta
+    local.learner = dying(LearnerWorker, "save_checkpoint", call=1, after=after)
+    with pytest.raises(Killed):
+        resume_locally(run, rows=ROWS)
+    with Journal.read_only(run) as journal:
+        assert [journal.meta[key] for key in ("lineage", "fingerprint")] == [before["lineage"], before["fingerprint"]]
+        assert newest_checkpoint(run, journal) == (2, run / "checkpoints" / "plan_000002")
+    local.learner = LearnerWorker
+    assert resume_locally(run, rows=ROWS)["status"] == "finished"
+    with Journal.read_only(run) as journal:
+        assert journal.meta["lineage"] == "1"
+
+
+def test_a_learner_that_comes_back_on_other_hardware_goes_on_as_a_new_lineage(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    """In mid-run: plan 3 redone gives other weights there, and what is published from then on says so."""
+
+    class Moves(Lineages):
+        made = steps = 0
+
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            Moves.made += 1
+            self.is_elsewhere = Moves.made > 1
+
+        def optim_step(self) -> dict[str, float]:
+            Moves.steps += 1
+            if Moves.steps == 4:
+                raise WorkerDied("learner learner-0 on here died: SIGKILL")
+            metrics = super().optim_step()
+            if self.is_elsewhere:
+                for master in self._learner._weights.masters.values():
+                    master.data.add_(1e-6)
+            return metrics
+
+        def status(self) -> dict[str, Any]:
+            status = super().status()
+            if self.is_elsewhere:
+                status["fingerprint"]["instructions"] = "OTHER"
+            return status
+
+    run, watcher = tmp_path / "run", Watcher()
+    local.learner, Moves.published = Moves, []
+    train_locally(straight.parent / "model", run, run__plans=PLANS, observer=watcher, **SHAPE)
+    assert Moves.published == [(0, "0"), (1, "0"), (2, "0"), (3, "0"), (4, "1")]
+    assert any("a new lineage begins there" in note for note in watcher.notes)
+    with Journal.read_only(run) as journal:
+        assert json.loads(journal.meta["fingerprint"])["instructions"] == "OTHER"
+        assert [record.plan for record in journal.checkpoints()] == [3, 4]
+
+
+def test_with_one_checkpoint_kept_there_is_one_at_every_moment(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    """G7: the older one goes when the newer one is recorded, and not before."""
+    run, watcher = tmp_path / "run", Watcher()
+    local.learner = dying(LearnerWorker, "save_checkpoint", call=2, after=True)
+    with pytest.raises(Killed):
+        train_locally(straight.parent / "model", run, run__plans=PLANS, checkpoint__keep=1, **SHAPE)
+    with Journal.read_only(run) as journal:
+        assert newest_checkpoint(run, journal) == (2, run / "checkpoints" / "plan_000002")
+    local.learner = LearnerWorker
+    resume_locally(run, rows=ROWS, observer=watcher)
+    assert any("2 plans after checkpoint plan_000002 were trained again" in note for note in watcher.notes)
+    assert list(checkpoint.complete(run)) == [4]
+    with Journal.read_only(run) as journal:
+        assert [record.plan for record in journal.checkpoints()] == [4]
+    assert checksums(run) == checksums(straight)
+
+
+def test_what_a_kill_left_to_redo_counts_towards_the_next_checkpoint(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    run, shape = tmp_path / "run", {**SHAPE, "checkpoint__every": 0}
+    with pytest.raises(Killed):
+        train_locally(straight.parent / "model", run, run__plans=PLANS, observer=Watcher(kill_after=2), **shape)
+    with sqlite3.connect(run / "journal.db") as db:
+        db.execute("UPDATE plan SET metrics = json_set(metrics, '$.\"time/learn\"', 40.0)")
+    resume_locally(run, rows=ROWS, overrides=["checkpoint.max_redo_s=70"])
+    with Journal.read_only(run) as journal:
+        assert [record.plan for record in journal.checkpoints()] == [3, 4]
+
+
 def test_a_false_checksum_is_found_and_named_with_its_plan(
     local: type[LocalSession], straight: Path, tmp_path: Path
 ) -> None:
+    """G3."""
     run = tmp_path / "run"
     shutil.copytree(straight, run)
     falsify(run, 3)
     falsify(run, 4)
     assert rl.replay(run).divergent_plan == 3
     shutil.rmtree(run / "checkpoints" / "plan_000004")
-    with pytest.raises(JournalError, match=r"plan 3 redone gives weights \w{32}, recorded were false\w+, under the same"):
-        resume_locally(run, rows=SHAPE["rows"])
+    with pytest.raises(JournalError, match=r"plan 3 redone .*, recorded were false\w+, under the same"):
+        resume_locally(run, rows=ROWS)
 
 
 def test_another_fingerprint_begins_a_new_lineage_and_training_goes_on(
@@ -153,7 +307,7 @@ def test_another_fingerprint_begins_a_new_lineage_and_training_goes_on(
     with Journal.open(run) as journal:
         recorded = json.loads(journal.meta["fingerprint"])
         journal.set_meta("fingerprint", json.dumps({**recorded, "threads": "64"}))
-    summary = resume_locally(run, rows=SHAPE["rows"], observer=watcher)
+    summary = resume_locally(run, rows=ROWS, observer=watcher)
     assert summary["status"] == "finished"
     assert any("a new lineage begins there" in note for note in watcher.notes)
     with Journal.read_only(run) as journal:
@@ -171,6 +325,7 @@ def test_another_fingerprint_begins_a_new_lineage_and_training_goes_on(
         ("checksum", 3, 2),
         ("publish", 3, 2),
         ("save_checkpoint", 2, 4),
+        ("save_model", 1, 4),
     ],
 )
 def test_a_learner_that_dies_is_rebuilt_and_goes_on(

@@ -7,7 +7,7 @@ import pytest
 
 from cauce.errors import RewardError
 from cauce.rewards.reward import RewardResult
-from cauce.runtime.reward_pool import RewardPool, ScoredJob, ScoreJob
+from cauce.runtime.reward_pool import MAX_BUNDLE, RewardPool, ScoredJob, ScoreJob
 from cauce.runtime.roles import RewardWorker
 from cauce.runtime.world import WorkerDied
 from cauce.types import Outcome, Row
@@ -15,21 +15,24 @@ from tests.fakes import ROOM, FakeClock, ScriptedWorkers
 
 
 class Scorer:
-    """Scores 1 each; what it is told to raise for a row, it raises."""
+    """Scores 1 each; what it is told to raise for a row, it raises, as often as it is told to."""
 
-    def __init__(self, raises: dict[str, Exception]) -> None:
+    def __init__(self, raises: dict[str, list[Exception]]) -> None:
         self.raises = raises
 
     def score(self, *, rows: Sequence[Row], texts: Sequence[str], step: int, max_steps: int, **_: Any) -> RewardResult:
-        if rows[0].id in self.raises:
-            raise self.raises[rows[0].id]
+        if self.raises.get(rows[0].id):
+            raise self.raises[rows[0].id].pop()
         assert len(rows) == len(texts)
         one = Outcome(status="scored", value=1.0, parts={}, detail="")
         return RewardResult(outcomes=[one] * len(texts), metrics={"progress": step / max_steps})
 
+    def score_many(self, *, jobs: Sequence[dict[str, Any]]) -> list[RewardResult]:
+        return [self.score(**job) for job in jobs]
+
 
 class Rig:
-    def __init__(self, size: int, raises: dict[str, Exception] | None = None) -> None:
+    def __init__(self, size: int, raises: dict[str, list[Exception]] | None = None) -> None:
         self.clock = FakeClock()
         self.workers = ScriptedWorkers(lambda name: Scorer(raises or {}))
         self.workers.now = self.clock.now
@@ -55,16 +58,22 @@ def statuses(scored: Sequence[ScoredJob]) -> dict[int, set[str]]:
     return {item.job.key: {outcome.status for outcome in item.outcomes} for item in scored}
 
 
-def test_a_queue_before_few_workers() -> None:
+def test_a_queue_before_few_workers_goes_out_in_even_bundles() -> None:
     rig = Rig(2)
     rig.submit(0, 1, 2, 3, 4)
-    assert [statuses(rig.turn()) for _ in range(3)] == [
-        {0: {"scored"}, 1: {"scored"}},
-        {2: {"scored"}, 3: {"scored"}},
-        {4: {"scored"}},
-    ]
+    assert [len(call.ref[1]["jobs"]) for call in rig.pool.calls()] == [3, 2]
+    assert rig.pool.waiting_for() == ["reward-0 scores task 0, 1, 2", "reward-1 scores task 3, 4"]
+    scored = rig.turn()
+    assert statuses(scored) == {key: {"scored"} for key in range(5)}
+    assert [item.job.key for item in scored] == [0, 1, 2, 3, 4]
     assert rig.workers.started == ["reward-0", "reward-1"]
     assert rig.pool.is_idle()
+
+
+def test_a_bundle_has_a_bound() -> None:
+    rig = Rig(1)
+    rig.submit(*range(MAX_BUNDLE + 3))
+    assert [len(rig.turn()) for _ in range(2)] == [MAX_BUNDLE, 3]
 
 
 def test_a_result_carries_its_job_one_outcome_an_answer_and_its_numbers() -> None:
@@ -78,8 +87,9 @@ def test_waiting_in_the_queue_costs_no_group_its_time() -> None:
     """E3: the first is stuck; the second waits longer than the limit and is scored all the same."""
     rig = Rig(1)
     rig.workers.held.add("reward-0")
-    rig.submit(0, 1)
+    rig.submit(0)
     assert rig.turn() == []
+    rig.submit(1)
     rig.clock.time += 10.5
     (stuck,) = rig.turn()
     assert statuses([stuck]) == {0: {"timed_out"}}
@@ -90,19 +100,68 @@ def test_waiting_in_the_queue_costs_no_group_its_time() -> None:
     assert rig.workers.started == ["reward-0", "reward-1"]
 
 
-def test_a_worker_that_dies_fails_its_group_and_is_replaced() -> None:
+def test_of_a_bundle_that_is_stuck_only_the_stuck_group_times_out() -> None:
+    """E3: three in one call have three times the limit; then each is tried alone."""
+    rig = Rig(1)
+    rig.workers.held |= {"reward-0", "reward-2"}
+    rig.submit(0, 1, 2)
+    assert rig.turn() == []
+    rig.clock.time += 29.0
+    assert rig.turn() == []
+    assert rig.workers.killed == []
+    rig.clock.time += 1.5
+    assert rig.turn() == []
+    assert rig.workers.killed == ["reward-0"]
+    assert statuses(rig.turn()) == {0: {"scored"}}
+    rig.workers.held.add("reward-1")  # and now task 1 is stuck
+    assert rig.turn() == []
+    rig.clock.time += 10.5
+    assert statuses(rig.turn()) == {1: {"timed_out"}}
+    rig.workers.held.clear()
+    assert statuses(rig.turn()) == {2: {"scored"}}
+    assert rig.pool.is_idle()
+
+
+def died(times: int) -> list[Exception]:
+    return [WorkerDied("reward died: exit 137\nlast lines") for _ in range(times)]
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_group_is_tried_again_on_new_workers(deaths: int) -> None:
+    """E5: an idle worker that died, or one that was killed, costs no group."""
+    rig = Rig(2, {"train:0": died(deaths)})
+    rig.pool.warm_up()
+    rig.submit(0)
+    assert [statuses(rig.turn()) for _ in range(deaths + 1)] == [{}] * deaths + [{0: {"scored"}}]
+    assert len(rig.workers.started) == 2 + deaths
+    assert len(rig.pool.members()) <= 2
+
+
+def test_a_group_that_kills_three_workers_has_failed_and_others_go_on() -> None:
     """E5: a death is no score."""
-    rig = Rig(1, {"train:0": WorkerDied("reward reward-0 died: exit 137\nlast lines")})
-    rig.submit(0, 1)
+    rig = Rig(1, {"train:0": died(3)})
+    rig.submit(0)
+    assert rig.turn() == []
+    rig.submit(1)
+    assert rig.turn() == []
     (failed,) = rig.turn()
     assert statuses([failed]) == {0: {"failed"}}
-    assert failed.outcomes[0].detail == "reward reward-0 died: exit 137"
+    assert failed.outcomes[0].detail == "reward died: exit 137"
     assert statuses(rig.turn()) == {1: {"scored"}}
-    assert rig.workers.started == ["reward-0", "reward-1"]
+    assert rig.workers.started == [f"reward-{i}" for i in range(4)]
+
+
+def test_of_a_bundle_whose_worker_dies_only_the_group_that_kills_fails() -> None:
+    rig = Rig(1, {"train:1": died(4)})  # once in company, three times alone
+    rig.submit(0, 1, 2)
+    found: dict[int, set[str]] = {}
+    while not rig.pool.is_idle():
+        found |= statuses(rig.turn())
+    assert found == {0: {"scored"}, 1: {"failed"}, 2: {"scored"}}
 
 
 def test_a_fault_of_the_reward_itself_ends_the_run() -> None:
-    rig = Rig(1, {"train:0": RewardError("f returned 1 values for 2 completions")})
+    rig = Rig(1, {"train:0": [RewardError("f returned 1 values for 2 completions")]})
     rig.submit(0)
     with pytest.raises(RewardError, match="1 values for 2"):
         rig.turn()

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
+import cauce
 from cauce.algorithms.advantages import make_batch, train_sequences
 from cauce.errors import FencedError, WeightsError
 from cauce.recipe.models import LearnerSettings
@@ -124,16 +127,18 @@ def test_a_slice_ends_in_time_and_says_how_far_it_came(tiny: Path, tmp_path: Pat
     sampler = rollout(tiny, tmp_path)
     learner(tiny, tmp_path).publish(version=0, lineage="0")
     asked = [ask(0, random_prompt(5), samples=3, max_tokens=40)]
-    made, slices = 0, 0
-    while True:
-        result = sampler.work(epoch=1, version=0, requests=asked, cancel=(), seconds=1e-3)
-        made, asked, slices = made + result.num_tokens, [], slices + 1
-        if result.is_idle:
-            break
-        assert set(result.progress) <= {0}
+    slices: list[WorkResult] = []
+    while not slices or not slices[-1].is_idle:
+        slices.append(sampler.work(epoch=1, version=0, requests=asked, cancel=(), seconds=1e-3))
+        asked = []
+    assert len(slices) > 2
+    told = [result.progress[0] for result in slices[:-1]]
+    assert told == sorted(told)
+    assert told[-1] > 0
+    assert [result.progress for result in slices[-1:]] == [{}]
     whole = work(rollout(tiny, tmp_path), ask(0, random_prompt(5), samples=3, max_tokens=40))
-    assert made == sum(len(c.token_ids) for c in whole.completions)
-    assert slices > 2
+    cut = {c.index: c.token_ids.tolist() for result in slices for c in result.completions}
+    assert cut == {c.index: c.token_ids.tolist() for c in whole.completions}
 
 
 def test_cancelled_work_is_dropped(tiny: Path, tmp_path: Path) -> None:
@@ -156,5 +161,10 @@ def test_an_owner_that_was_replaced_is_obeyed_no_more(tiny: Path, tmp_path: Path
 
 def test_the_learners_status_carries_what_bits_depend_on(tiny: Path, tmp_path: Path) -> None:
     fingerprint = learner(tiny, tmp_path).status()["fingerprint"]
-    assert set(fingerprint) == {"torch", "threads", "instructions", "dtype", "packing", "ranks"}
+    versions = {"cauce": cauce.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    assert {name: fingerprint[name] for name in versions} == versions
+    others = {"threads", "instructions", "bf16_instructions", "dtype", "packing", "ranks"}
+    assert set(fingerprint) == {*versions, *others}
+    has = torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported()
+    assert [word in fingerprint["bf16_instructions"] for word in ("avx512_bf16", "amx")] == list(has)
     assert (fingerprint["dtype"], fingerprint["packing"], fingerprint["ranks"]) == ("float32", "apart", "1")

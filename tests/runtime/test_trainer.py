@@ -1,6 +1,7 @@
 """The trainer's policies in whole runs without Ray: what stops a run, what is skipped, what is fresh enough, what a
 plan is made of."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,34 @@ def test_weights_that_do_not_arrive_stop_the_run_and_move_no_version(
     assert {int(v) for c in recorded for v in c.versions} == {0}
 
 
+# Reuse
+
+
+def test_groups_that_are_used_twice_leave_room_in_the_buffer(
+    local: type[LocalSession], tiny: Path, tmp_path: Path
+) -> None:
+    """D11: with reuse a plan needs fewer new tasks than a version allows, and they arrive at once; no task is used
+    more than twice, or beyond its staleness, and some are used twice."""
+    run = tmp_path / "run"
+    train_locally(tiny, run, run__plans=8, buffer__max_reuse=2, buffer__max_staleness=1)
+    uses = Counter(task for record in plans(run) for task in record.plan.tasks)
+    assert set(uses.values()) <= {1, 2}
+    assert 2 in uses.values()
+    assert max(record.metrics["staleness/max"] for record in plans(run)) <= 1
+    assert rl.replay(run).divergent_plan is None
+
+
+def test_tasks_of_a_skipped_plan_are_not_used_again(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
+    """D11, G15: the record ends them, so the buffer must not offer the use they had left."""
+    run = tmp_path / "run"
+    local.learner = poisoned(2)
+    shape = {"run__plans": 5, "buffer__max_reuse": 2, "buffer__max_staleness": 1, "buffer__sampling": "in_order"}
+    assert train_locally(tiny, run, **shape)["status"] == "finished"
+    assert [record.state for record in plans(run)] == ["applied", "skipped", "applied", "applied", "applied"]
+    skipped = set(plans(run)[1].plan.tasks)
+    assert not skipped & {task for record in plans(run)[2:] for task in record.plan.tasks}
+
+
 # What stops a run
 
 
@@ -319,7 +348,7 @@ def test_ten_plans_without_signal_stop_the_run(local: type[LocalSession], tiny: 
 def test_equal_rewards_under_dynamic_sampling_stop_the_run(
     local: type[LocalSession], tiny: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingStopped, match="20 groups in a row had equal rewards"):
+    with pytest.raises(TrainingStopped, match="20 no_signal"):
         train_locally(tiny, tmp_path / "run", reward=equal, algorithm__dynamic_sampling=True)
     assert plans(tmp_path / "run") == []
 
@@ -330,9 +359,7 @@ def test_when_every_answer_is_masked_there_is_no_step_and_the_run_stops(
     """A4: all answers are cut off and mask_truncated is on: no optimizer step, no NaN, and each plan is counted."""
     run, watcher = tmp_path / "run", Watcher()
     with pytest.raises(TrainingStopped, match="10 plans in a row carried no signal"):
-        train_locally(
-            tiny, run, run__plans=12, rollout__max_tokens=1, algorithm__mask_truncated=True, observer=watcher
-        )
+        train_locally(tiny, run, run__plans=12, rollout__max_tokens=1, algorithm__mask_truncated=True, observer=watcher)
     assert len(set(checksums(run))) == 1
     for metrics in watcher.plans.values():
         assert metrics["response/truncated_fraction"] == 1.0
@@ -345,8 +372,9 @@ def test_the_reward_metric_is_what_the_function_returned_whatever_kl_is(
 ) -> None:
     """J11, A13: KL in the reward changes the weights and not what is reported as reward."""
     plain, with_kl = tmp_path / "plain", tmp_path / "kl"
-    train_locally(tiny, plain, run__plans=2, learner__lr=0.05)
-    train_locally(tiny, with_kl, run__plans=2, learner__lr=0.05, algorithm__kl_coef=0.5, algorithm__kl_in="reward")
+    shape = {"run__plans": 2, "learner__lr": 0.05, "algorithm__advantage_scale": "none"}
+    train_locally(tiny, plain, **shape)
+    train_locally(tiny, with_kl, algorithm__kl_coef=0.5, algorithm__kl_in="reward", **shape)
     for run in (plain, with_kl):
         for number, record in enumerate(plans(run), start=1):
             returned = [value for group in groups(run, number) for value in rewards(group)]
@@ -392,6 +420,39 @@ def test_evaluation_is_due_every_n_plans_and_at_both_ends(
     assert names == {"before.jsonl": 3, "plan_000002.jsonl": 3, "plan_000004.jsonl": 3, "after.jsonl": 3}
     with Journal.read_only(run) as journal:
         assert journal.next_task_id == 10  # evaluation enters no record
+
+
+def test_a_plan_is_saved_before_it_is_evaluated(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
+    """An evaluation that fails, after minutes perhaps, takes no plan with it."""
+
+    class Fails(Watcher):
+        def on_eval(self, plan: int, name: str, accuracy: float) -> None:
+            raise Killed
+
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        train_locally(tiny, run, test_rows=ROWS[:2], observer=Fails(), run__plans=4, eval__every=2, checkpoint__every=2)
+    with Journal.read_only(run) as journal:
+        assert [record.plan for record in journal.checkpoints()] == [2]
+    watcher = Watcher()
+    assert resume_locally(run, test_rows=ROWS[:2], observer=watcher)["status"] == "finished"
+    assert not any("trained again" in note for note in watcher.notes)
+
+
+def test_a_stop_during_an_evaluation_still_ends_with_a_checkpoint(
+    local: type[LocalSession], tiny: Path, tmp_path: Path
+) -> None:
+    import signal
+
+    class Stopper(Watcher):
+        def on_eval(self, plan: int, name: str, accuracy: float) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    run = tmp_path / "run"
+    summary = train_locally(tiny, run, test_rows=ROWS[:2], observer=Stopper(), run__plans=4, eval__every=2)
+    assert (summary["status"], summary["plans"]) == ("stopped", 2)
+    with Journal.read_only(run) as journal:
+        assert [record.plan for record in journal.checkpoints()] == [2]
 
 
 def test_a_recipe_of_a_run_is_beside_its_record(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:

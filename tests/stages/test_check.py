@@ -72,6 +72,7 @@ def test_warnings_of_a_reward_that_reads_the_wrong_column_or_fails() -> None:
 
 
 def test_warnings_of_the_data(tmp_path: Path) -> None:
+    """C18, F1."""
     test = tmp_path / "test.jsonl"
     test.write_text("".join(json.dumps({"question": q, "answer": "1"}) + "\n" for q in ("0 + 1?", "new?")))
     rows = [*ROWS[:3], {"question": "long " * 50, "answer": "#### 1", "level": None}]

@@ -95,4 +95,5 @@ def test_orphans_of_dead_owners_are_swept_and_living_ones_stay(tmp_path, monkeyp
 def test_weights_that_do_not_fit_into_shared_memory_go_to_the_run_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "SHARED_MEMORY", tmp_path)
     assert choose_folder(tmp_path / "run", run_id="a", bytes_needed=10).name.startswith("cauce-a-")
-    assert choose_folder(tmp_path / "run", run_id="a", bytes_needed=2**60) == tmp_path / "run" / "weights"
+    on_disk = tmp_path / "run" / f"weights-{os.getpid()}"
+    assert choose_folder(tmp_path / "run", run_id="a", bytes_needed=2**60) == on_disk

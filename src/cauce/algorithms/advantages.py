@@ -47,7 +47,7 @@ def group_advantages(reward_G: np.ndarray | Sequence[float], kind: Advantage) ->
     if len(reward_G) < MIN_GROUP_SIZE:
         warnings.warn("a group of one answer has no statistics: its advantage is 0", stacklevel=2)
         return np.zeros(len(reward_G), dtype=np.float32)
-    if np.ptp(reward_G) <= EQUAL_REWARDS * np.abs(reward_G).max():
+    if _are_equal(reward_G):
         return np.zeros(len(reward_G), dtype=np.float32)
     return ADVANTAGES[kind](reward_G).astype(np.float32)
 
@@ -104,6 +104,12 @@ def untrainable_groups(algorithm: Algorithm, groups: Sequence[Group]) -> tuple[i
     return tuple(g.task for g in groups if len(_counted(algorithm, g)) < MIN_GROUP_SIZE)
 
 
+def has_reward_spread(algorithm: Algorithm, group: Group) -> bool:
+    """Whether the answers that enter the group's statistics differ in their rewards; what dynamic sampling asks."""
+    rewards = [group.samples[position].outcome.value for position in _counted(algorithm, group)]
+    return len(rewards) >= MIN_GROUP_SIZE and not _are_equal(np.asarray(rewards, dtype=np.float64))
+
+
 def make_batch(sequences: Sequence[TrainSequence]) -> Batch:
     """One optimizer step's sequences with the counts that its loss is divided by."""
     tokens = [int(np.count_nonzero(s.mask)) for s in sequences]
@@ -123,6 +129,10 @@ def carries_signal(sequences: Sequence[TrainSequence]) -> bool:
         if (sequence.advantages[is_trained_T] != 0).any():
             return True
     return False
+
+
+def _are_equal(reward_G: NDArray[np.float64]) -> bool:
+    return bool(np.ptp(reward_G) <= EQUAL_REWARDS * np.abs(reward_G).max())
 
 
 def _group_sequences(
@@ -198,8 +208,9 @@ def _reward(algorithm: Algorithm, sample: Sample, sequence: TrainSequence) -> fl
     """The outcome, with kl_in = "reward" less the answer's KL.
 
     R = r - kl_coef * sum_t KL_t over trained tokens; RLOO, arXiv 2402.14740. The KL is that of the policy
-    at the start of the plan where it was scored, else of the sampler as recorded. With group_std the group
-    of equal outcomes is then scaled by its differences in KL alone; rloo and dr_grpo keep their size.
+    at the start of the plan where it was scored, else of the sampler as recorded. With group_std a group
+    of equal outcomes would be scaled by its differences in KL alone, so the recipe refuses the two together;
+    rloo and dr_grpo keep their size.
     """
     assert sample.outcome.value is not None
     if algorithm.kl_coef == 0 or algorithm.kl_in != "reward":

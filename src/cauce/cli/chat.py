@@ -59,8 +59,9 @@ def find_policy(name: str) -> "tuple[Path, Recipe]":
 
         return resolve_path(name), Recipe()
     recipe = load_resolved(run)
-    checkpoints = sorted((run / "checkpoints").glob("plan_*"))
-    for folder in [run / "model", *reversed(checkpoints)]:
+    from cauce import checkpoint
+
+    for folder in [run / "model", *reversed(checkpoint.complete(run).values())]:
         if (folder / "config.json").is_file():
             return folder, recipe
     raise RecipeError(f"{name} has neither a final model nor a checkpoint yet: it has not trained long enough")

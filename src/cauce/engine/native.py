@@ -13,12 +13,15 @@ requests.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from cauce.engine.attention import ENGINE_ATTENTION, PLAN, AttentionPlan, DecodePlan, PrefillPlan
 from cauce.engine.cache import SlotCache
@@ -26,6 +29,7 @@ from cauce.engine.prepack import pack_linears
 from cauce.engine.sampling import Sampler
 from cauce.engine.slots import OpenRequest, PromptState, SlotTable
 from cauce.errors import ModelError, WeightsError
+from cauce.models.forward import vocabulary_size
 from cauce.models.load import LoadedModel, parameter_names
 from cauce.types import Completion, GenerationRequest
 
@@ -145,6 +149,27 @@ class NativeEngine:
         for layer in self._packed:
             layer.repack()
         self.version, self.lineage = version, lineage
+
+    @property
+    def vocabulary(self) -> int:
+        return vocabulary_size(self._model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._model.dtype
+
+    @contextmanager
+    def plain_model(self, attention: str) -> Iterator[PreTrainedModel]:
+        """The model as it was without this engine, while nothing is stepped: its attention and linear layers."""
+        for layer in self._packed:
+            layer.forward = partial(nn.Linear.forward, layer)  # type: ignore[method-assign]
+        self._model.set_attn_implementation(attention)
+        try:
+            yield self._model
+        finally:
+            self._model.set_attn_implementation(ENGINE_ATTENTION)
+            for layer in self._packed:
+                del layer.forward  # uncovers the class's own
 
     def status(self) -> dict[str, Any]:
         """Facts for a person or a metric: load, memory, work done and where the seconds went."""

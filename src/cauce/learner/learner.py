@@ -25,7 +25,7 @@ from cauce.learner import training_state
 from cauce.learner.master_weights import MasterWeights
 from cauce.learner.optimizer import Optimizer
 from cauce.models.forward import token_logps
-from cauce.models.load import LoadedModel, parameter_names, resolve_dtype
+from cauce.models.load import LoadedModel, resolve_dtype
 from cauce.models.probe import choose_packing
 from cauce.models.weights_hash import checksum
 from cauce.packing import PackedBatch, pack
@@ -133,8 +133,8 @@ class Learner:
         return metrics
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The trainable weights by name, tied ones once; views of the masters where the dtype is theirs."""
-        return {name: self._weights.masters[name].detach().to(dtype) for name in parameter_names(self._model)}
+        """The trainable weights by name, tied ones once; views where masters or compute copy have that dtype."""
+        return self._weights.in_dtype(dtype)
 
     def checksum(self) -> str:
         """Of the float32 masters."""

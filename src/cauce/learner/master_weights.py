@@ -19,7 +19,6 @@ class MasterWeights:
         self._compute = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._is_copy = compute_dtype != torch.float32
         self.masters: dict[str, Tensor] = dict(self._compute)
-        self._fresh: set[str] = set()  # sums that hold an old step's values, to be overwritten
         if self._is_copy:
             self.masters = {name: p.detach().float().clone() for name, p in self._compute.items()}
             # Parameters alone: a cast of buffers would round the rotary frequencies, and with them every
@@ -27,7 +26,6 @@ class MasterWeights:
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(compute_dtype)
             for name, parameter in self._compute.items():
-                self.masters[name].grad = torch.zeros_like(self.masters[name])
                 parameter.register_post_accumulate_grad_hook(self._collector(name))
 
     def named_gradients(self) -> dict[str, Tensor]:
@@ -35,18 +33,17 @@ class MasterWeights:
         for name, master in self.masters.items():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-            elif name in self._fresh:
-                master.grad.zero_()
-        self._fresh.clear()
         return {name: _gradient(master) for name, master in self.masters.items()}
 
     def zero_gradients(self) -> None:
-        """Begin a new sum. Copies keep their buffers: the first gradient overwrites them."""
-        if self._is_copy:
-            self._fresh = set(self.masters)
-            return
+        """Begin a new sum. The old ones are let go, so that they take no memory while others generate."""
         for master in self.masters.values():
             master.grad = None
+
+    def in_dtype(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The weights by name; views where masters or compute copy have that dtype already."""
+        source = self._compute if self._is_copy and next(iter(self._compute.values())).dtype == dtype else self.masters
+        return {name: source[name].detach().to(dtype) for name in source}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite the masters in place, then refresh the copy."""
@@ -64,12 +61,11 @@ class MasterWeights:
 
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
-            total = _gradient(self.masters[name])
-            if name in self._fresh:
-                self._fresh.discard(name)
-                total.copy_(_gradient(parameter))
+            master = self.masters[name]
+            if master.grad is None:
+                master.grad = _gradient(parameter).float()
             else:
-                total.add_(_gradient(parameter))
+                master.grad.add_(_gradient(parameter))
             parameter.grad = None
 
         return collect

@@ -25,7 +25,7 @@ from cauce.packing import PackedBatch
 # Float32 logits in flight at a time, and logits kept for the backward pass; beyond the latter they are made
 # again.
 CHUNK_BYTES = 64 * 2**20
-KEEP_BYTES = 256 * 2**20
+KEEP_BYTES = 128 * 2**20
 
 
 def shares_prompts(model: PreTrainedModel) -> bool:

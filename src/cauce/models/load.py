@@ -132,8 +132,7 @@ def weights_digest(path: Path) -> str:
 
 
 def _has_native_bf16() -> bool:
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    """Of the CPU: engine and learner compute there, whatever else the machine has."""
     facts = (
         torch.backends.cpu.get_cpu_capability(),
         torch.cpu._is_avx512_bf16_supported(),

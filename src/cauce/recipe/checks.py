@@ -212,6 +212,12 @@ def _kl(recipe: Recipe) -> Iterator[str]:
                 "it; set "
                 f"algorithm.kl_coef=0, or algorithm.name to {takers}"
             )
+        elif settings.kl_in == "reward" and _divides_by_std(recipe):
+            yield (
+                f"algorithm.kl_in = 'reward': {settings.name} divides by the group's standard deviation, which in a "
+                "group of equal outcomes is that of the KL's noise alone and would blow it up to full advantages; set "
+                "algorithm.kl_in=loss, or algorithm.advantage_scale=none, or algorithm.name to rloo or dr_grpo"
+            )
         return
     for key in ("kl_in", "kl_estimator"):
         if _is_changed(recipe, f"algorithm.{key}"):
@@ -221,6 +227,16 @@ def _kl(recipe: Recipe) -> Iterator[str]:
                 "set "
                 "for example algorithm.kl_coef=0.01"
             )
+
+
+def _divides_by_std(recipe: Recipe) -> bool:
+    """Whether rewards end divided by the standard deviation of their group."""
+    settings = recipe.algorithm
+    traits = TRAITS.get(settings.name)
+    if traits is None or traits.advantage == "leave_one_out":
+        return False
+    scale = settings.advantage_scale or ("group_std" if traits.advantage == "group_std" else "none")
+    return scale == "group_std"
 
 
 def _learner(recipe: Recipe) -> Iterator[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "load_resolved",
     "packaged_names",
     "recipe_from_tables",
+    "recipe_from_text",
     "recipe_name",
     "semantic_differences",
 ]
@@ -77,6 +78,11 @@ def load_resolved(run_dir: str | Path) -> Recipe:
     if not path.is_file():
         raise RecipeError(f"{run_dir} is not a run's folder: it has no {RESOLVED_NAME}")
     return recipe_from_tables(_parse(path.read_bytes(), str(path)), source=str(path))
+
+
+def recipe_from_text(text: str, *, source: str) -> Recipe:
+    """The recipe that `dump_toml` has written."""
+    return recipe_from_tables(_parse(text.encode("utf-8"), source), source=source)
 
 
 def semantic_differences(old: Recipe, new: Recipe) -> list[Difference]:

@@ -44,7 +44,9 @@ class Exchange:
         clock: Clock,
         stall_s: float,
         on_stall: Callable[[str], None],
+        on_turn: Callable[[], object] = lambda: None,
     ) -> None:
+        self._on_turn = on_turn
         self._workers = workers
         self.pool = pool
         self.rewards = rewards
@@ -67,6 +69,7 @@ class Exchange:
         else:
             self._clock.sleep(0.05)  # a pool in its pause before a replacement
             done = []
+        self._on_turn()
         news = self.pool.take(done)
         scored = self.rewards.take(done)
         self._hand_out(news, scored)

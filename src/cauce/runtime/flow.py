@@ -5,11 +5,17 @@
 Consumes: answers, outcomes and losses from the exchange. Waits for nothing itself. Produces: accepted groups. Every
 step is in the journal before anything depends on it; what a crash leaves half done, `restore` takes up again, asking
 only for answers that are missing.
+
+A worker that dies with several tasks accuses none of them: they become suspects, and get a worker for themselves, one
+suspect at a time. Only a death with a single task counts towards poison.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from cauce.algorithms.advantages import has_reward_spread
+from cauce.algorithms.table import Algorithm
 from cauce.errors import DataError, RewardError
 from cauce.journal import Journal
 from cauce.runtime.pool import Lost, RolloutPool
@@ -41,6 +47,7 @@ class FlowSettings:
     group_size: int
     sampling: Sampling
     dynamic_sampling: bool
+    algorithm: Algorithm  # which answers count in a group
     max_failure_rate: float
     max_steps: int
 
@@ -68,6 +75,8 @@ class RolloutFlow:
         self._on_ready = on_ready
         self._open: set[int] = set()  # admitted, neither ready nor dropped
         self._until: dict[int, float] = {}  # when the lease of an open task ends
+        self._suspects: deque[int] = deque()  # a worker died while it held them; none of these is leased
+        self._suspect: int | None = None  # the one that is tried now, alone
         self.version = 0
         self.num_answers = 0  # since the last plan
         self.tally = Tally()
@@ -123,16 +132,21 @@ class RolloutFlow:
                 self._settle(task)
 
     def on_lost(self, lost: Sequence[Lost]) -> None:
-        """A worker is gone: its tasks are leased again for what is missing, or dropped as poison."""
+        """A worker is gone: its tasks are leased again for what is missing, alone if it had begun them, or dropped as
+        poison."""
         for item in lost:
-            task = item.request.task
+            task, cause = item.request.task, item.cause.splitlines()[0]
             if task not in self._open:
                 continue
-            deaths = self._journal.release(task, counts_as_death=True, reason=item.cause.splitlines()[0])
-            if deaths >= POISON_DEATHS:
-                self._drop(task, "poison", f"{deaths} workers died on it; the last: {item.cause.splitlines()[0]}")
-            elif missing := self._journal.missing(task, self._settings.group_size):
-                self._dispatch(task, missing)
+            was_alone = item.num_held == 1
+            deaths = self._journal.release(task, counts_as_death=was_alone, reason=cause)
+            if was_alone and deaths >= POISON_DEATHS:
+                self._drop(task, "poison", f"{deaths} workers died on it; the last: {cause}")
+            elif task == self._suspect or not item.num_held:
+                self._dispatch_missing(task)
+            else:
+                self._suspects.append(task)
+        self._try_suspect()
 
     def on_scored(self, scored: Sequence[ScoredJob]) -> None:
         """Records outcomes and decides each group: accepted, or dropped with a reason."""
@@ -159,7 +173,8 @@ class RolloutFlow:
         """The lease is durable before the request leaves: the pool sends it with the next turn."""
         until = self._clock.now() + LEASE_S
         self._until[task] = until
-        worker = self._pool.next_worker()
+        alone = task == self._suspect
+        worker = self._pool.next_worker(alone=alone)
         attempt = self._journal.lease(task, indices=indices, worker=worker, version=self.version, until=until)
         self._pool.submit(
             GenerationRequest(
@@ -168,11 +183,30 @@ class RolloutFlow:
                 indices=indices,
                 prompt_ids=self._journal.task(task).prompt_ids,
                 sampling=self._settings.sampling,
-            )
+            ),
+            alone=alone,
         )
+
+    def _dispatch_missing(self, task: int) -> None:
+        if missing := self._journal.missing(task, self._settings.group_size):
+            self._dispatch(task, missing)
+
+    def _try_suspect(self) -> None:
+        while self._suspect is None and self._suspects:
+            task = self._suspects.popleft()
+            if task in self._open:
+                self._suspect = task
+                self._dispatch_missing(task)
+
+    def _acquit(self, task: int) -> None:
+        """All answers are there, or the task is closed: the next suspect's turn."""
+        if task == self._suspect:
+            self._suspect = None
+            self._try_suspect()
 
     def _settle(self, task: int) -> None:
         """All answers are there: decide from the record, or ask the reward."""
+        self._acquit(task)
         if not self._journal.unscored(task):
             self._decide(task)
             return
@@ -195,8 +229,8 @@ class RolloutFlow:
         if len(scored) < MIN_SCORED:
             detail = next((s.outcome.detail for s in group.samples if s.outcome.detail), "")
             self._drop(task, "unscorable", f"{len(scored)} of {len(group.samples)} answers have a reward; {detail}")
-        elif self._settings.dynamic_sampling and len(set(scored)) == 1:
-            self._drop(task, "no_signal", f"every reward is {scored[0]}")
+        elif self._settings.dynamic_sampling and not has_reward_spread(self._settings.algorithm, group):
+            self._drop(task, "no_signal", f"the rewards are {scored}, equal in all answers that count")
         else:
             self._journal.mark_ready(task)
             self._close(task)
@@ -211,6 +245,7 @@ class RolloutFlow:
     def _close(self, task: int) -> None:
         self._open.discard(task)
         self._until.pop(task, None)
+        self._acquit(task)
 
     def _refuse_only_long(self, in_a_row: int) -> None:
         if in_a_row >= len(self._source):

@@ -38,7 +38,10 @@ class Learned:
 
 def learn(learner: LearnerVerbs, *, algorithm: Algorithm, plan: Plan, groups: Sequence[Group]) -> Learned:
     """Trains on one plan: score, advantages, then forward_backward and optim_step for each mini-batch."""
-    scored = learner.score(groups, proximal=len(plan.mini_batches) > 1)
+    # With KL in the reward, policy and reference must come from the same kind of forward: the sampler's own log-probs
+    # carry rounding of another one, which would be a KL where there is none.
+    has_kl_reward = algorithm.needs_reference and algorithm.kl_in == "reward"
+    scored = learner.score(groups, proximal=len(plan.mini_batches) > 1 or has_kl_reward)
     sequences = train_sequences(algorithm, scored)
     steps: list[dict[str, float]] = []
     for tasks in plan.mini_batches:
@@ -63,11 +66,9 @@ SUMMED = ("optim/skipped", "learner/tokens", "learner/packed_tokens", "learner/s
 
 
 def _over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One number per name for the plan: the last, the sum or the mean over its optimizer steps."""
-    if not steps:
-        return {}
+    """One number per name for the plan: the last, the sum or the mean over the optimizer steps that have it."""
     merged = {}
-    for name in steps[-1]:
+    for name in dict.fromkeys(name for step in steps for name in step):
         values = [step[name] for step in steps if name in step]
         if name in LAST_VALUE:
             merged[name] = values[-1]

@@ -5,6 +5,7 @@ CPU; only workers of the same phase share. In an overlapped run the learner take
 from that: it only has to keep other jobs away, so the roles of one run split the machine between them.
 """
 
+import math
 from dataclasses import dataclass
 
 from cauce.errors import ResourceError
@@ -60,13 +61,13 @@ def plan_placement(recipe: Recipe, *, cpus: int) -> Placement:
     rollout_cpus = cpus / 2 / actors if recipe.rollout.cpus == "auto" else float(recipe.rollout.cpus)
     return Placement(
         rollout=Resources(
-            cpus=round(rollout_cpus, 4),
+            cpus=_round_down(rollout_cpus),
             gpus=float(recipe.rollout.gpus),
             memory_bytes=parse_bytes(recipe.rollout.memory),
             threads=rollout_threads,
         ),
         learner=Resources(
-            cpus=round(learner_cpus, 4),
+            cpus=_round_down(learner_cpus),
             gpus=float(recipe.learner.gpus),
             memory_bytes=parse_bytes(recipe.learner.memory),
             threads=learner_threads,
@@ -110,6 +111,11 @@ def _refusal(placement: Placement, nodes: list[NodeRoom], role: str) -> str:
     if role == "rollout" and placement.num_rollout > 1:
         hint += ", or fewer rollout.actors"
     return f"no room for a {role} worker. Asked: {asked}. There is: {there or 'no node'}. To fit: {hint}"
+
+
+def _round_down(cpus: float) -> float:
+    """Ray counts CPUs in ten-thousandths; rounded up, thirds of a machine would not fit into it."""
+    return math.floor(cpus * 10_000) / 10_000
 
 
 def parse_bytes(value: object) -> int | None:

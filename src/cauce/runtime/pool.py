@@ -2,8 +2,9 @@
 
 One call to `work` is out per worker at any time; new requests, cancellations and the version to serve travel with the
 next one, so a worker that joins or rejoins needs nothing but its first call. The pool decides nothing about tasks: it
-reports a lost request with its cause, and its owner leases the missing answers again. Restarting has one owner, this
-file: jittered exponential backoff, and a stop with the last cause after too many deaths in a row.
+reports a lost request with its cause, and its owner leases the missing answers again. A request that may have killed a
+worker can be given one for itself (`alone`). Restarting has one owner, this file: jittered exponential backoff, and a
+stop with the last cause after too many deaths in a row.
 """
 
 import random
@@ -28,6 +29,7 @@ class Lost:
     indices: tuple[int, ...]
     worker: str
     cause: str
+    num_held: int  # tasks that the worker was at when it died, this one among them; 0: this one had not been sent yet
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class _Member:
     open: dict[tuple[int, int], GenerationRequest] = field(default_factory=dict)  # (task, index) not back yet
     cancel: list[int] = field(default_factory=list)
     call: Call | None = None
+    is_reserved: bool = False  # for a request that must be alone: it takes no other until that one is done
 
 
 class RolloutPool:
@@ -74,47 +77,58 @@ class RolloutPool:
         self._hang_s = hang_s
         self._note = note
         self._members: list[_Member] = []
-        self._orphans: list[GenerationRequest] = []
+        self._orphans: list[tuple[GenerationRequest, bool]] = []  # without a worker yet, and whether one for itself
         self._names = 0
         self._deaths = 0
         self._retry_at = 0.0
+        self._was_full = False
         self._random = random.Random(owner_epoch)
-        self._version = 0
+        self._version, self._lineage = 0, "0"
 
     def fill(self) -> None:
-        """Starts workers until the pool has its size, unless a death asks for a pause first."""
+        """Starts workers until the pool has its size, unless a death asks for a pause first.
+
+        A worker that cannot be started is an error the first time; later, in place of a dead one, it counts as a death.
+        """
         while len(self._members) < self._size and self._clock.now() >= self._retry_at:
             name = f"rollout-{self._names}"
             self._names += 1
-            self._members.append(_Member(worker=self._start(name)))
-        while self._orphans and self._members:
-            self.submit(self._orphans.pop(0))
+            try:
+                self._members.append(_Member(worker=self._start(name)))
+            except WorkerError as error:
+                if not self._was_full:
+                    raise
+                self._count_death(name, str(error))
+        self._was_full |= len(self._members) == self._size
+        self._place_orphans()
 
-    def submit(self, request: GenerationRequest) -> str:
-        """Gives a request to the least loaded worker and returns its name."""
-        if not self._members:
-            self._orphans.append(request)
+    def submit(self, request: GenerationRequest, *, alone: bool = False) -> str:
+        """Gives a request to the least loaded worker and returns its name; "none" where it has to wait for one."""
+        member = self._choose(alone=alone)
+        if member is None:
+            self._orphans.append((request, alone))
             return "none"
-        member = self._least_loaded()
         member.waiting.append(request)
         member.open.update({(request.task, index): request for index in request.indices})
         return member.worker.name
 
-    def next_worker(self) -> str:
+    def next_worker(self, *, alone: bool = False) -> str:
         """The worker that the next request will go to."""
-        return self._least_loaded().worker.name if self._members else "none"
+        member = self._choose(alone=alone)
+        return "none" if member is None else member.worker.name
 
     def cancel(self, task: int) -> None:
         """Stops work on a task whose answers are no longer wanted."""
+        self._orphans = [(request, alone) for request, alone in self._orphans if request.task != task]
         for member in self._members:
             if any(key[0] == task for key in member.open):
                 member.open = {key: request for key, request in member.open.items() if key[0] != task}
                 member.waiting = [request for request in member.waiting if request.task != task]
                 member.cancel.append(task)
 
-    def serve(self, version: int) -> None:
+    def serve(self, version: int, *, lineage: str = "0") -> None:
         """The version that every worker works with from its next slice on."""
-        self._version = version
+        self._version, self._lineage = version, lineage
 
     def calls(self) -> list[Call]:
         """Calls that are out; idle workers are not called."""
@@ -126,6 +140,7 @@ class RolloutPool:
                     RolloutWorker.work,
                     epoch=self._epoch,
                     version=self._version,
+                    lineage=self._lineage,
                     requests=tuple(member.waiting),
                     cancel=tuple(member.cancel),
                     seconds=SLICE_S,
@@ -167,8 +182,26 @@ class RolloutPool:
             self._workers.kill(member.worker)
         self._members = []
 
-    def _least_loaded(self) -> _Member:
-        return min(self._members, key=lambda member: len(member.open))
+    def _choose(self, *, alone: bool) -> _Member | None:
+        """The least loaded worker that is not reserved. For a request that must be alone it becomes reserved, and is
+        not chosen before it has nothing else left."""
+        free = [member for member in self._members if not member.is_reserved]
+        least = min(free, key=lambda member: len(member.open), default=None)
+        if not alone:
+            return least
+        reserved = next((member for member in self._members if member.is_reserved), least)
+        if reserved is None:
+            return None
+        reserved.is_reserved = True
+        return None if reserved.open else reserved
+
+    def _place_orphans(self) -> None:
+        if not any(alone for _, alone in self._orphans):
+            for member in self._members:
+                member.is_reserved = member.is_reserved and bool(member.open)
+        orphans, self._orphans = self._orphans, []
+        for request, alone in orphans:
+            self.submit(request, alone=alone)
 
     def _collect(self, member: _Member, news: News) -> None:
         assert member.call is not None
@@ -192,15 +225,26 @@ class RolloutPool:
 
     def _bury(self, member: _Member, cause: str, news: News) -> None:
         self._members.remove(member)
-        self._deaths += 1
-        self._note("worker_died", {"worker": member.worker.name, "cause": cause})
+        unsent = {id(request) for request in member.waiting}
+        num_held = len({key[0] for key, request in member.open.items() if id(request) not in unsent})
         by_request: dict[int, tuple[GenerationRequest, list[int]]] = {}
         for (_, index), request in member.open.items():
             by_request.setdefault(id(request), (request, []))[1].append(index)
         for request, indices in by_request.values():
             news.lost.append(
-                Lost(request=request, indices=tuple(sorted(indices)), worker=member.worker.name, cause=cause)
+                Lost(
+                    request=request,
+                    indices=tuple(sorted(indices)),
+                    worker=member.worker.name,
+                    cause=cause,
+                    num_held=0 if id(request) in unsent else num_held,
+                )
             )
+        self._count_death(member.worker.name, cause)
+
+    def _count_death(self, name: str, cause: str) -> None:
+        self._deaths += 1
+        self._note("worker_died", {"worker": name, "cause": cause})
         if self._deaths >= DEATHS_IN_A_ROW:
             raise WorkerError(f"{self._deaths} rollout workers died in a row without one answer; the last: {cause}")
         low, high = BACKOFF_S

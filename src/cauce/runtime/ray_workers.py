@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from cauce.errors import WorkerError
 from cauce.runtime.process import enter_worker, resident_megabytes
@@ -43,15 +43,15 @@ class RayWorkers:
         worker = Worker(name=name, role=role, handle=handle)
         try:
             facts = ray.get(handle.shell_facts.remote(), timeout=START_TIMEOUT_S)
-        except ActorDiedError as error:
-            text = self.describe_death(worker, _cause(error))
-            self.kill(worker)
-            raise WorkerError(text) from None
-        except ray.exceptions.GetTimeoutError:
+        except GetTimeoutError:
             self.kill(worker)
             raise WorkerError(
                 f"{role} {name} did not start within {START_TIMEOUT_S:.0f} s; see {self._log_folder}/{name}.log"
             ) from None
+        except RayError as error:  # its constructor, its process, its node, or no node that has room
+            text = self.describe_death(worker, _cause(error))
+            self.kill(worker)
+            raise WorkerError(text) from None
         worker.pid, worker.node, worker.facts = facts["pid"], facts["node"], facts
         return worker
 
@@ -73,7 +73,9 @@ class RayWorkers:
             return ray.get(call.ref)
         except RayTaskError as error:
             raise error.as_instanceof_cause() from None
-        except (ActorUnavailableError, RayActorError) as error:
+        except RayError as error:  # out of memory, a lost node, a lost result, a lost connection: not only an actor's end
+            if not isinstance(error, ActorDiedError):
+                ray.kill(call.worker.handle, no_restart=True)  # it may live on, and would keep the room of its successor
             raise WorkerDied(self.describe_death(call.worker, _cause(error))) from None
 
     def kill(self, worker: Worker) -> None:

@@ -2,15 +2,21 @@
 
 Nothing is generated. Each redone plan's checksum is compared with the one that was recorded. Under the same numeric
 fingerprint another checksum is a fault of ours and stops the run; under another fingerprint (other torch, threads,
-instruction set, dtypes, packing) the history of weights forks: a new lineage is noted, and training goes on.
+instruction set, dtypes, packing) the history of weights forks: a new lineage is noted, and training goes on. The
+plans keep the checksums of the lineage they were recorded in, so a fork is recorded together with a checkpoint of its
+first weights, and `meta["fingerprint_since"]` holds the newest plan whose checksum is of an older fingerprint.
 `cauce replay` is the same walk from the initial weights.
+
+Here is also the order in which checkpoints come and go: saved, recorded, and only then are older ones forgotten and
+deleted, so that at every moment one of them is both recorded and complete.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from cauce import checkpoint
 from cauce.algorithms.table import Algorithm
 from cauce.errors import JournalError
 from cauce.journal import Journal, JournalReader, PlanRecord
@@ -21,6 +27,8 @@ class RestorableLearner(LearnerVerbs, Protocol):
     """What a redo needs of a learner."""
 
     def load_checkpoint(self, *, path: str) -> None: ...
+
+    def save_checkpoint(self, *, run_dir: str, plan: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,8 @@ class Redo:
     version: int  # the newest plan that is decided
     num_redone: int
     divergence: Divergence | None  # the first
+    saved: int = 0  # the plan of the newest checkpoint by now; 0 without one
+    redo_s: float = 0.0  # what redoing the plans after that checkpoint would take again
 
 
 def redo(
@@ -72,11 +82,11 @@ def rebuild(
     run_dir: Path,
     journal: Journal,
     algorithm: Algorithm,
-    same_fingerprint: bool,
+    fingerprint: str,
     on_note: Callable[[str], None],
     on_plan: Callable[[int], None] = lambda number: None,
 ) -> Redo:
-    """Brings a learner with initial weights to the record's newest version.
+    """Brings a learner with initial weights to the record's newest version. Its fingerprint is recorded afterwards.
 
     Raises:
         JournalError: when a redone plan gives other weights under the same fingerprint.
@@ -90,25 +100,54 @@ def rebuild(
     if result.num_redone:
         start = f"checkpoint plan_{after:06d}" if after else "the initial weights"
         on_note(f"{result.num_redone} plans after {start} were trained again from the record, without generating")
-    if result.divergence is not None:
-        found = result.divergence
-        text = f"plan {found.plan} redone gives weights {found.found}, recorded were {found.recorded}"
-        if same_fingerprint:
-            raise JournalError(f"{text}, under the same numeric fingerprint: this is a bug; please report it")
+    meta = journal.meta
+    is_same, since = meta.get("fingerprint") == fingerprint, int(meta.get("fingerprint_since", "0"))
+    if result.divergence is None:
+        if not is_same:
+            _begin_fingerprint(journal, fingerprint, since=result.version)
+        times = [float(r.metrics.get("time/learn", 0.0)) for r in _decided(journal, after=after, until=None)]
+        return replace(result, saved=after, redo_s=sum(times))
+    found = result.divergence
+    text = f"plan {found.plan} redone gives weights {found.found}, recorded were {found.recorded}"
+    if is_same and found.plan > since:
+        raise JournalError(f"{text}, under the same numeric fingerprint: this is a bug; please report it")
+    # Of this plan nothing whole is recorded. A kill after the save must not leave the new weights under the old record.
+    journal.forget_checkpoint(result.version)
+    saved = learner.save_checkpoint(run_dir=str(run_dir.absolute()), plan=result.version)
+    with journal.transaction():
+        journal.record_checkpoint(result.version, saved)
+        journal.set_meta("lineage", str(int(meta["lineage"]) + 1))
+        _begin_fingerprint(journal, fingerprint, since=result.version)
         journal.event("lineage", {"plan": found.plan, "recorded": found.recorded, "found": found.found})
-        on_note(f"{text}, under another numeric fingerprint: a new lineage begins there, and training goes on")
-    return result
+    on_note(f"{text}, under another numeric fingerprint: a new lineage begins there, and training goes on")
+    return replace(result, saved=result.version)
+
+
+def prune_checkpoints(run_dir: Path, journal: Journal, *, keep: int) -> None:
+    """Leaves the newest `keep` checkpoints that are recorded and complete; to be called after one was recorded."""
+    complete = checkpoint.complete(run_dir)
+    recorded = [record.plan for record in journal.checkpoints()]
+    kept = [plan for plan in recorded if plan in complete][-keep:]
+    with journal.transaction():
+        for plan in recorded:
+            if plan not in kept:
+                journal.forget_checkpoint(plan)
+    checkpoint.prune(run_dir, keep=kept)
 
 
 def newest_checkpoint(run_dir: Path, journal: Journal) -> tuple[int, Path] | None:
     """The newest checkpoint that is both recorded and complete on disk."""
-    from cauce import checkpoint
-
     complete = checkpoint.complete(run_dir)
     for record in reversed(journal.checkpoints()):
         if record.plan in complete:
             return record.plan, complete[record.plan]
     return None
+
+
+def _begin_fingerprint(journal: Journal, fingerprint: str, *, since: int) -> None:
+    with journal.transaction():
+        journal.set_meta("fingerprint", fingerprint)
+        journal.set_meta("fingerprint_since", str(since))
 
 
 def _decided(journal: JournalReader, *, after: int, until: int | None) -> Iterable[PlanRecord]:

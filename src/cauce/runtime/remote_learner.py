@@ -40,8 +40,8 @@ class RemoteLearner:
     def publish(self, *, version: int, lineage: str) -> str:
         return str(self._wait(LearnerWorker.publish, version=version, lineage=lineage))
 
-    def save_checkpoint(self, *, run_dir: str, plan: int, keep: int) -> str:
-        return str(self._wait(LearnerWorker.save_checkpoint, run_dir=run_dir, plan=plan, keep=keep))
+    def save_checkpoint(self, *, run_dir: str, plan: int) -> str:
+        return str(self._wait(LearnerWorker.save_checkpoint, run_dir=run_dir, plan=plan))
 
     def load_checkpoint(self, *, path: str) -> None:
         self._wait(LearnerWorker.load_checkpoint, path=path)

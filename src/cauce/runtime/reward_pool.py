@@ -1,16 +1,26 @@
 """Rewards in processes of their own.
 
-A worker gets one group at a time, so its clock starts when work starts and never counts a queue. One that is stuck is
-killed and replaced, and its group ends `timed_out`; one that dies ends its group `failed`. Neither is ever a number.
+A worker's clock starts when work starts and never counts a queue. It gets one group at a time, or, where more groups
+wait than workers are free, a bundle of them in one call, with as many times the limit. What goes wrong with a bundle
+is found out group by group: each is scored again alone, and only there
+
+    stuck beyond the limit   the worker is killed and replaced, and the group ends `timed_out`;
+    its worker dies          it is tried twice more, each time on a new worker, and then ends `failed`.
+
+Neither is ever a number.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cauce.runtime.roles import RewardWorker
 from cauce.runtime.world import Call, Clock, Worker, WorkerDied, Workers
 from cauce.types import Outcome, Row
+
+MAX_BUNDLE = 8  # groups in one call; a stuck one among them is found after so many times the limit
+MAX_DEATHS = 3  # of workers at one group alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,13 @@ class ScoredJob:
     metrics: dict[str, float]
 
 
+@dataclass(slots=True, eq=False)
+class _Entry:
+    job: ScoreJob
+    alone: bool = False  # it was in a bundle that went wrong, or a worker died at it
+    deaths: int = 0
+
+
 class RewardPool:
     """`size` reward workers and a queue before them."""
 
@@ -45,42 +62,37 @@ class RewardPool:
         self._idle: list[Worker] = []
         self._size = size
         self._names = 0
-        self._queue: deque[ScoreJob] = deque()
-        self._running: list[tuple[Call, ScoreJob]] = []
+        self._queue: deque[_Entry] = deque()
+        self._running: list[tuple[Call, list[_Entry]]] = []
 
     def submit(self, job: ScoreJob) -> None:
-        self._queue.append(job)
+        self._queue.append(_Entry(job))
 
     def calls(self) -> list[Call]:
         """Starts what can start and returns the calls that are out."""
         while self._queue and (self._idle or len(self._running) < self._size):
-            worker = self._idle.pop() if self._idle else self._new()
-            job = self._queue.popleft()
-            call = self._workers.call(
-                worker,
-                RewardWorker.score,
-                rows=(job.row,) * len(job.texts),
-                texts=job.texts,
-                token_ids=job.token_ids,
-                step=job.step,
-                max_steps=job.max_steps,
-            )
-            self._running.append((call, job))
+            entries = self._next_entries()
+            worker = self._worker(fresh=entries[0].deaths > 0)
+            if len(entries) == 1:
+                call = self._workers.call(worker, RewardWorker.score, **_arguments(entries[0].job))
+            else:
+                jobs = [_arguments(entry.job) for entry in entries]
+                call = self._workers.call(worker, RewardWorker.score_many, jobs=jobs)
+            self._running.append((call, entries))
         return [call for call, _ in self._running]
 
     def take(self, done: Sequence[Call]) -> list[ScoredJob]:
         """Collects finished jobs and ends those that ran out of time."""
-        scored, still = [], []
-        for call, job in self._running:
+        scored: list[ScoredJob] = []
+        running, self._running = self._running, []
+        for call, entries in running:
             if call in done:
-                scored.append(self._collect(call, job))
-            elif self._clock.now() - call.started > self._timeout_s:
+                scored += self._collect(call, entries)
+            elif self._clock.now() - call.started > self._timeout_s * len(entries):
                 self._workers.kill(call.worker)
-                text = f"the reward did not return within reward.timeout_s={self._timeout_s:g}"
-                scored.append(_without_number(job, status="timed_out", detail=text))
+                scored += self._time_out(entries)
             else:
-                still.append((call, job))
-        self._running = still
+                self._running.append((call, entries))
         return scored
 
     def is_idle(self) -> bool:
@@ -92,7 +104,8 @@ class RewardPool:
             self._idle.append(self._new())
 
     def waiting_for(self) -> list[str]:
-        return [f"{call.worker.name} scores task {job.key}" for call, job in self._running]
+        keys = {call.worker.name: ", ".join(str(e.job.key) for e in entries) for call, entries in self._running}
+        return [f"{name} scores task {text}" for name, text in keys.items()]
 
     def members(self) -> list[Worker]:
         return self._idle + [call.worker for call, _ in self._running]
@@ -106,13 +119,67 @@ class RewardPool:
         self._names += 1
         return self._start(f"reward-{self._names - 1}")
 
-    def _collect(self, call: Call, job: ScoreJob) -> ScoredJob:
+    def _worker(self, *, fresh: bool) -> Worker:
+        """An idle worker or a new one. After a death a new one in any case: what idles may have died as well."""
+        if self._idle and not fresh:
+            return self._idle.pop()
+        if self._idle and len(self._idle) + len(self._running) >= self._size:
+            self._workers.kill(self._idle.pop())
+        return self._new()
+
+    def _next_entries(self) -> list[_Entry]:
+        """The next group, or an even share of those that wait if they outnumber the free workers."""
+        entries = [self._queue.popleft()]
+        free = max(1, self._size - len(self._running))
+        share = min(MAX_BUNDLE, -(-(len(self._queue) + 1) // free))
+        while not entries[0].alone and len(entries) < share and not self._queue[0].alone:
+            entries.append(self._queue.popleft())
+        return entries
+
+    def _collect(self, call: Call, entries: list[_Entry]) -> list[ScoredJob]:
         try:
             result = self._workers.result(call)
         except WorkerDied as death:
-            return _without_number(job, status="failed", detail=str(death).splitlines()[0])
+            return self._bury(entries, str(death).splitlines()[0])
         self._idle.append(call.worker)
-        return ScoredJob(job=job, outcomes=tuple(result.outcomes), metrics=dict(result.metrics))
+        results: list[Any] = [result] if len(entries) == 1 else list(result)
+        return [
+            ScoredJob(job=entry.job, outcomes=tuple(each.outcomes), metrics=dict(each.metrics))
+            for entry, each in zip(entries, results, strict=True)
+        ]
+
+    def _bury(self, entries: list[_Entry], cause: str) -> list[ScoredJob]:
+        if len(entries) > 1:
+            self._retry_alone(entries)
+            return []
+        (entry,) = entries
+        entry.deaths += 1
+        if entry.deaths >= MAX_DEATHS:
+            return [_without_number(entry.job, status="failed", detail=cause)]
+        self._retry_alone(entries)
+        return []
+
+    def _time_out(self, entries: list[_Entry]) -> list[ScoredJob]:
+        if len(entries) > 1:
+            self._retry_alone(entries)
+            return []
+        text = f"the reward did not return within reward.timeout_s={self._timeout_s:g}"
+        return [_without_number(entries[0].job, status="timed_out", detail=text)]
+
+    def _retry_alone(self, entries: list[_Entry]) -> None:
+        for entry in reversed(entries):
+            entry.alone = True
+            self._queue.appendleft(entry)
+
+
+def _arguments(job: ScoreJob) -> dict[str, Any]:
+    return {
+        "rows": (job.row,) * len(job.texts),
+        "texts": job.texts,
+        "token_ids": job.token_ids,
+        "step": job.step,
+        "max_steps": job.max_steps,
+    }
 
 
 def _without_number(job: ScoreJob, *, status: str, detail: str) -> ScoredJob:

@@ -51,12 +51,12 @@ class RolloutWorker:
     def __init__(
         self, *, model_path: str, dtype: str, slots: int, deterministic: bool, weights_folder: str, lineage: str
     ) -> None:
-        from cauce.engine.native import NativeEngine
+        from cauce.engine.probe import probed_engine
         from cauce.models.load import load_model, resolve_dtype
         from cauce.weights.store import WeightStore
 
         model = load_model(model_path, dtype=resolve_dtype(dtype), attention="sdpa")
-        self._engine = NativeEngine(model, slots=slots, deterministic=deterministic)
+        self._engine = probed_engine(model, slots=slots, deterministic=deterministic)
         self._store = WeightStore(Path(weights_folder), keep=1)
         self._epoch = Epoch()
         self._checksum = ""
@@ -64,25 +64,31 @@ class RolloutWorker:
         self._lineage = lineage
 
     def work(
-        self, *, epoch: int, version: int, requests: Sequence[GenerationRequest], cancel: Sequence[int], seconds: float
+        self,
+        *,
+        epoch: int,
+        version: int,
+        requests: Sequence[GenerationRequest],
+        cancel: Sequence[int],
+        seconds: float,
+        lineage: str = "0",
     ) -> WorkResult:
-        """Takes requests on, generates for up to `seconds`, and returns as soon as an answer has ended."""
+        """Takes requests on, generates for up to `seconds` or until idle, and returns the answers that ended."""
         self._epoch.check(epoch)
         for task in cancel:
             self._engine.cancel(task)
-        sync_s = self._pull(version) if version != self._version else 0.0
+        sync_s = self._pull(version) if (lineage, version) != (self._lineage, self._version) else 0.0
         for request in requests:
             self._engine.submit(request)
         started = time.perf_counter()
-        before = sum(self._engine.progress().values())
+        before = int(self._engine.status()["sampled_tokens"])
         done: list[Completion] = []
         while not self._engine.is_idle and time.perf_counter() - started < seconds:
             done += self._engine.step()
-        made = sum(self._engine.progress().values()) - before + sum(len(c.token_ids) for c in done)
         return WorkResult(
             completions=tuple(done),
             progress=self._engine.progress(),
-            num_tokens=max(0, made),
+            num_tokens=int(self._engine.status()["sampled_tokens"]) - before,
             busy_s=time.perf_counter() - started,
             sync_s=sync_s,
             version=self._version,
@@ -97,7 +103,7 @@ class RolloutWorker:
         started = time.perf_counter()
         published = self._store.pull(version)
         self._engine.load_state(published.tensors, version=version, lineage=published.lineage)
-        self._version, self._checksum = version, published.checksum
+        self._version, self._lineage, self._checksum = version, published.lineage, published.checksum
         del published
         give_back_memory()
         return time.perf_counter() - started
@@ -151,18 +157,19 @@ class LearnerWorker:
         give_back_memory()
         return digest
 
-    def save_checkpoint(self, *, run_dir: str, plan: int, keep: int) -> str:
+    def save_checkpoint(self, *, run_dir: str, plan: int) -> str:
+        """Older ones are left alone: they go when the driver has recorded this one."""
         from cauce import checkpoint
 
-        path = checkpoint.save(Path(run_dir), plan=plan, learner=self._learner)
-        checkpoint.prune(Path(run_dir), keep=keep)
-        return str(path)
+        return str(checkpoint.save(Path(run_dir), plan=plan, learner=self._learner))
 
     def load_checkpoint(self, *, path: str) -> None:
         self._learner.load(Path(path))
 
     def save_model(self, *, folder: str) -> None:
-        self._learner.save_model(Path(folder))
+        from cauce import checkpoint
+
+        checkpoint.write_beside(Path(folder), self._learner.save_model)
 
     def status(self) -> dict[str, Any]:
         return dict(self._learner.status()) | {"fingerprint": numeric_fingerprint(self._learner)}
@@ -171,16 +178,30 @@ class LearnerWorker:
 def numeric_fingerprint(learner: Any) -> dict[str, str]:
     """What the bits of an update depend on beside weights, samples and recipe."""
     import torch
+    import transformers
+
+    import cauce
 
     status = learner.status()
     return {
+        "cauce": cauce.__version__,
         "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "threads": str(torch.get_num_threads()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "bf16_instructions": _bf16_instructions(),
         "dtype": status["dtype"],
         "packing": status["packing"],
         "ranks": "1",
     }
+
+
+def _bf16_instructions() -> str:
+    """Which of the instructions that multiply bf16 this CPU has; torch tells two of them, by private names."""
+    import torch
+
+    probes = {"avx512_bf16": "_is_avx512_bf16_supported", "amx": "_is_amx_tile_supported"}
+    return "+".join(name for name, probe in probes.items() if hasattr(torch.cpu, probe) and getattr(torch.cpu, probe)())
 
 
 class RewardWorker:
@@ -199,3 +220,7 @@ class RewardWorker:
         max_steps: int,
     ) -> Any:
         return self._reward.score(rows=rows, texts=texts, token_ids=token_ids, step=step, max_steps=max_steps)
+
+    def score_many(self, *, jobs: Sequence[dict[str, Any]]) -> list[Any]:
+        """Several groups in one call, each scored by itself: a call costs more than most rewards do."""
+        return [self.score(**job) for job in jobs]

@@ -89,7 +89,9 @@ class Session:
             self.weights_folder = choose_folder(
                 plan.run_dir, run_id=plan.run_id, bytes_needed=(keep + 1) * plan.model_bytes
             )
-            self.workers = RayWorkers(log_folder=plan.run_dir / "logs", env=WORKER_ENV)
+            self.workers = RayWorkers(
+                log_folder=plan.run_dir / ("logs-replay" if self._only_learner else "logs"), env=WORKER_ENV
+            )
             self._build_pools(recipe)
             self._start_workers()
         except BaseException:
@@ -122,7 +124,7 @@ class Session:
         assert self._learner_worker is not None
         return RemoteLearner(self.workers, self._learner_worker, self.exchange, self.clock)
 
-    def sample_memory(self, *, every_s: float = 5.0) -> float:
+    def sample_memory(self, *, every_s: float = 3.0) -> float:
         """Memory of all processes of this run in MB, looked at now and then; remembers the peak."""
         now = time.monotonic()
         if now >= self._next_sample:
@@ -141,6 +143,11 @@ class Session:
         rooms = node_rooms()
         cpus = int(max((room.cpus for room in rooms), default=1)) or available_cpus()
         placement = plan_placement(recipe, cpus=cpus)
+        if placement.rollout.gpus or placement.learner.gpus:
+            self._on_note(
+                f"rollout.gpus={placement.rollout.gpus:g} and learner.gpus={placement.learner.gpus:g} are reserved, but "
+                "this version computes on the CPU; set both to 0 to leave them to others"
+            )
         check_room(placement, rooms)
         return placement
 
@@ -169,7 +176,13 @@ class Session:
             timeout_s=recipe.reward.timeout_s,
         )
         self.exchange = Exchange(
-            self.workers, self.pool, self.rewards, clock=self.clock, stall_s=STALL_S, on_stall=self._on_note
+            self.workers,
+            self.pool,
+            self.rewards,
+            clock=self.clock,
+            stall_s=STALL_S,
+            on_stall=self._on_note,
+            on_turn=self.sample_memory,
         )
 
     def _start_rollout(self, name: str) -> Worker:

@@ -1,7 +1,7 @@
 """The trainer: one loop for synchronous and overlapped runs.
 
     admit and lease tasks -> collect ready groups -> plan (durable) -> score, advantages, forward_backward, optim_step
-    -> applied (durable, with the checksum of the new weights) -> publish -> evaluate -> checkpoint
+    -> applied (durable, with the checksum of the new weights) -> publish -> checkpoint -> evaluate
 
 `max_staleness = 0` is synchronous: a plan takes the lowest admission numbers and waits until no lower one is
 undecided, so plans do not depend on the number of actors or on the order in which answers arrive. Above 0, generation
@@ -12,6 +12,7 @@ them knows the trainer.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cauce.algorithms.table import Algorithm
@@ -22,6 +23,7 @@ from cauce.runtime.exchange import Exchange
 from cauce.runtime.flow import RolloutFlow
 from cauce.runtime.learn import Learned, LearnerVerbs, learn, make_plan
 from cauce.runtime.plan_metrics import PhaseTimer, plan_metrics
+from cauce.runtime.recovery import prune_checkpoints
 from cauce.runtime.world import WorkerDied
 from cauce.types import Group, Plan
 
@@ -37,16 +39,27 @@ class TrainedLearner(LearnerVerbs, Protocol):
 
     def publish(self, *, version: int, lineage: str) -> str: ...
 
-    def save_checkpoint(self, *, run_dir: str, plan: int, keep: int) -> str: ...
+    def save_checkpoint(self, *, run_dir: str, plan: int) -> str: ...
 
     def save_model(self, *, folder: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """A learner at the record's newest version, and where that stands."""
+
+    learner: TrainedLearner
+    version: int
+    lineage: str
+    saved: int  # the plan of the newest checkpoint; 0 without one
+    redo_s: float  # what redoing the plans after it would take
 
 
 @dataclass(slots=True, kw_only=True)
 class Hooks:
     """What the stage around the trainer supplies."""
 
-    rebuild: Callable[[], tuple[TrainedLearner, int]]  # a learner at the record's newest version
+    rebuild: Callable[[], Rebuilt]
     evaluate: Callable[[int], None]
     on_plan: Callable[[Plan, dict[str, float]], None]
     on_phase: Callable[[str, int, int], None]
@@ -67,19 +80,18 @@ class Trainer:
         buffer: Buffer,
         flow: RolloutFlow,
         exchange: Exchange,
-        learner: TrainedLearner,
-        version: int,
-        lineage: str,
+        start: Rebuilt,
         tolerance: float,
         run_dir: str,
         hooks: Hooks,
     ) -> None:
         self.recipe, self.algorithm, self.journal, self.buffer = recipe, algorithm, journal, buffer
-        self.flow, self.exchange, self.learner, self.hooks = flow, exchange, learner, hooks
-        self.version, self.lineage, self.run_dir = version, lineage, run_dir
+        self.flow, self.exchange, self.hooks = flow, exchange, hooks
+        self.learner, self.lineage = start.learner, start.lineage
+        self.version, self.run_dir = start.version, run_dir
+        self._saved, self._redo_s = start.saved, start.redo_s
         self._tolerance = tolerance
         self._published: dict[int, str] = {}
-        self._redo_s = 0.0
         self._non_finite = self._no_signal = 0
         self._evaluated = -1
         self.timer = PhaseTimer(exchange=exchange, journal=journal)
@@ -102,18 +114,19 @@ class Trainer:
             )
             self.journal.write_plan(plan)
             self.step(plan, groups)
+        self.checkpoint_if_due()  # a stop that was asked for while the last plan was evaluated
         if self.version >= self.recipe.run.plans and self._evaluated != self.version:
             self.evaluate_if_due()  # the run had stopped between its last plan and its last evaluation
 
     def step(self, plan: Plan, groups: list[Group]) -> None:
-        """From a recorded plan to published weights."""
+        """From a recorded plan to published weights. Saved before they are evaluated: an evaluation may fail."""
         learned, checksum = self.train_on(plan, groups)
         self.apply(plan, groups, learned, checksum)
         if plan.number % self.recipe.weights.every == 0:
             self.publish()
         self.check(plan, learned)
-        self.evaluate_if_due()
         self.checkpoint_if_due()
+        self.evaluate_if_due()
 
     def finish_planned(self) -> None:
         """A plan that was recorded before a stop, and not applied, is trained on exactly as it was recorded."""
@@ -133,11 +146,7 @@ class Trainer:
             ready = self.buffer.available(version=self.version, max_staleness=max_staleness)
             if len(ready) >= need and self._is_decided(ready[:need]):
                 break
-            if self.flow.tally.drops.get("no_signal", 0) >= MAX_NO_SIGNAL * need:
-                raise TrainingStopped(
-                    f"{self.flow.tally.drops['no_signal']} groups in a row had equal rewards, so nothing is left to "
-                    "train on: make the tasks easier or harder, raise rollout.group_size or rollout.temperature"
-                )
+            self._refuse_only_drops(need)
             self.exchange.turn()
             self.timer.note_waiting()
             self.hooks.on_phase("generate", self.flow.num_answers, total)
@@ -170,6 +179,9 @@ class Trainer:
         if learned.num_skipped and not learned.num_steps:
             self._non_finite += 1
             self.journal.mark_skipped(plan.number, reason="non-finite loss or gradient")
+            for task in plan.tasks:
+                if task in self.buffer:  # with uses left; the record has ended it
+                    self.buffer.remove(task)
         else:
             self._non_finite = 0
             self.journal.mark_applied(plan.number, checksum=checksum, metrics=metrics)
@@ -183,7 +195,7 @@ class Trainer:
         self._published[self.version] = self._survive(
             lambda: self.learner.publish(version=self.version, lineage=self.lineage)
         )
-        self.exchange.pool.serve(self.version)
+        self.exchange.pool.serve(self.version, lineage=self.lineage)
         self.timer.carry_sync(time.perf_counter() - started)
 
     def check(self, plan: Plan, learned: Learned) -> None:
@@ -210,6 +222,8 @@ class Trainer:
         every = self.recipe.eval.every
         is_last = self.version >= self.recipe.run.plans
         if is_last or (every and self.version % every == 0):
+            if self.version not in self._published:  # weights.every had skipped it; what is evaluated is this version
+                self.publish()
             self.hooks.evaluate(self.version)
             self._evaluated = self.version
 
@@ -217,13 +231,21 @@ class Trainer:
         """Due by count, or when redoing what came since the last one would take too long; always at the end."""
         settings = self.recipe.checkpoint
         due = self.version % settings.every == 0 if settings.every else self._redo_s >= settings.max_redo_s
-        if due or self.version >= self.recipe.run.plans or self.hooks.should_stop():
+        due = due or self.version >= self.recipe.run.plans or self.hooks.should_stop()
+        if due and self._saved != self.version:
             self.hooks.on_phase("checkpoint", 0, 1)
-            path = self._survive(
-                lambda: self.learner.save_checkpoint(run_dir=self.run_dir, plan=self.version, keep=settings.keep)
-            )
+            path = self._survive(lambda: self.learner.save_checkpoint(run_dir=self.run_dir, plan=self.version))
             self.journal.record_checkpoint(self.version, path)
-            self._redo_s = 0.0
+            self._saved, self._redo_s = self.version, 0.0
+            prune_checkpoints(Path(self.run_dir), self.journal, keep=settings.keep)
+
+    def save_model(self, folder: str) -> None:
+        """The weights alone, for whoever goes on with them."""
+        self._survive(lambda: self.learner.save_model(folder=folder))
+
+    def _take(self, rebuilt: Rebuilt) -> None:
+        self.learner, self.lineage = rebuilt.learner, rebuilt.lineage
+        self._saved, self._redo_s = rebuilt.saved, rebuilt.redo_s
 
     def _survive(self, act: Callable[[], Result]) -> Result:
         """Does something with the learner; one that dies is rebuilt from checkpoint and record, and does it again."""
@@ -235,16 +257,21 @@ class Trainer:
                 if deaths == MAX_LEARNER_DEATHS:
                     raise
                 self.hooks.on_note(f"{death}\nThe learner is rebuilt from the newest checkpoint and the record.")
-                self.learner, _ = self.hooks.rebuild()
+                self._take(self.hooks.rebuild())
+                self.lineage = self.journal.meta["lineage"]  # a rebuild under another fingerprint begins a new one
         raise AssertionError("unreachable: the last death is raised")
 
     def _capacity(self) -> int:
-        return capacity(
+        """What staleness allows, and no more than the buffer can take: with reuse a plan uses up fewer tasks than
+        a version makes room for."""
+        occupancy = self.journal.occupancy()
+        allowed = capacity(
             max_staleness=self.recipe.buffer.max_staleness,
             version=self.version,
             groups_per_plan=self.recipe.learner.tasks_per_plan,
-            **self.journal.occupancy(),
+            **occupancy,
         )
+        return min(allowed, self.buffer.capacity - self.buffer.size - occupancy["running"])
 
     def _is_decided(self, tasks: tuple[int, ...]) -> bool:
         """Synchronous plans wait for every lower-numbered task, so that they never depend on arrival."""
@@ -256,6 +283,19 @@ class Trainer:
         for task in self.buffer.stale(version=self.version, max_staleness=self.recipe.buffer.max_staleness):
             self.buffer.remove(task)
             self.journal.drop(task, "stale", detail=f"at version {self.version}")
+
+    def _refuse_only_drops(self, need: int) -> None:
+        """Generating for ever without a group to train on is a hang with a busy machine."""
+        drops = {reason: count for reason, count in self.flow.tally.drops.items() if reason != "too_long"}
+        if sum(drops.values()) < MAX_NO_SIGNAL * need:
+            return
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(drops.items()))
+        failure = f" The first failure: {self.flow.tally.first_failure}." if self.flow.tally.first_failure else ""
+        raise TrainingStopped(
+            f"since plan {self.version} too many groups were dropped ({counted}), so nothing is left to train on."
+            f"{failure} no_signal: make the tasks easier or harder, raise rollout.group_size or rollout.temperature. "
+            "unscorable: look at the reward with `cauce check`"
+        )
 
     def _check_served(self) -> None:
         """What the engines say they serve must be, by content, what the learner published."""

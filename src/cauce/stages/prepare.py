@@ -90,7 +90,7 @@ def prepare(
     return Prepared(
         recipe=recipe,
         algorithm=resolve(recipe.algorithm, max_tokens=max_tokens, correction_needed=differs),
-        model_path=str(folder),
+        model_path=str(folder.absolute()),
         model_bytes=_published_bytes(folder, engine_dtype),
         source=source,
         test_rows=held_out,

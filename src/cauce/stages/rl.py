@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cauce.errors import RecipeError
-from cauce.journal import Journal
+from cauce.journal import Journal, JournalReader
 from cauce.metrics.observer import NullObserver, Observer
 from cauce.recipe.dump import dump_toml
 from cauce.recipe.load import apply_overrides, load_resolved, semantic_differences
@@ -18,6 +18,7 @@ from cauce.recipe.models import Recipe
 from cauce.runtime.recovery import redo
 from cauce.runtime.session import Session
 from cauce.stages.prepare import Prepared, prepare
+from cauce.stages.record import as_recorded, recipe_meta, recorded_recipe, with_dtypes, write_recipe
 from cauce.stages.run import run, session_plan
 
 Rows = str | Iterable[Mapping[str, Any]]
@@ -30,6 +31,7 @@ class ReplayResult:
 
     plans: int
     divergent_plan: int | None
+    lineages: int = 1  # above 1 the record holds weights of several numeric environments, and a replay has only one
 
 
 def train(
@@ -48,16 +50,16 @@ def train(
         rows, test_rows: data in place of data.train and data.test.
         reward: a callable (or several) in place of reward.fn.
     """
-    prepared = prepare(recipe, rows=rows, test_rows=test_rows, reward=reward)
+    prepared = prepare(with_dtypes(recipe), rows=rows, test_rows=test_rows, reward=reward)
     run_dir = _new_run_dir(recipe, name or "run")
-    (run_dir / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
-    (run_dir / "recipe.json").write_text(recipe.model_dump_json(indent=1), encoding="utf-8")
+    write_recipe(run_dir, recipe)
     meta = {
         "run_id": uuid.uuid4().hex[:8],
         "lineage": "0",
         "max_reuse": str(recipe.buffer.max_reuse),
         "group_size": str(recipe.rollout.group_size),
         "made_from_python": str(reward is not None or rows is not None),
+        **recipe_meta(recipe, resolved=prepared.recipe, algorithm=prepared.algorithm),
         **prepared.digests,
     }
     with Journal.create(run_dir, meta=meta) as journal:
@@ -88,9 +90,10 @@ def resume(
                 f"{run_dir} was started from Python with a reward of its own; resume it there: "
                 f"Trainer.resume({str(run_dir)!r}, reward=...)"
             )
-        prepared = prepare(recipe, rows=rows, test_rows=test_rows, reward=reward)
-        _same_as_recorded(journal, prepared)
-        (run_dir / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
+        prepared = prepare(as_recorded(recipe, journal.meta), rows=rows, test_rows=test_rows, reward=reward)
+        _same_as_recorded(journal, prepared, "model_digest", "data_digest")
+        write_recipe(run_dir, recipe)  # before the record: a kill in between leaves what was asked for, as an edit
+        journal.set_meta("recipe", dump_toml(recipe))
         return run(prepared, journal, run_dir, observer or NullObserver())
 
 
@@ -98,9 +101,15 @@ def replay(run_dir: str | Path, *, observer: Observer | None = None) -> ReplayRe
     """Trains again from the initial weights on the record alone, and compares every checksum."""
     run_dir = Path(run_dir)
     watcher = observer or NullObserver()
-    recipe = load_resolved(run_dir)
     with Journal.read_only(run_dir) as journal:
-        prepared = prepare(recipe, needs_data=False)
+        prepared = prepare(as_recorded(recorded_recipe(journal), journal.meta), needs_data=False)
+        _same_as_recorded(journal, prepared, "model_digest")
+        forks = [int(event.detail["plan"]) for event in journal.events("lineage")]
+        if forks:
+            watcher.on_note(
+                f"the record has {len(forks) + 1} lineages: redone under another numeric fingerprint, plan "
+                f"{', plan '.join(map(str, forks))} gave other weights. A replay is one lineage and may differ there"
+            )
         plan = session_plan(prepared, journal, run_dir, epoch=1)
         last = journal.last_plan
         with Session(
@@ -118,17 +127,25 @@ def replay(run_dir: str | Path, *, observer: Observer | None = None) -> ReplayRe
                 on_plan=lambda number: watcher.on_phase("replay", number, last),
             )
     divergent = None if result.divergence is None else result.divergence.plan
-    return ReplayResult(plans=result.num_redone, divergent_plan=divergent)
+    return ReplayResult(plans=result.num_redone, divergent_plan=divergent, lineages=len(forks) + 1)
 
 
 def changed_recipe(run_dir: Path, overrides: Sequence[str]) -> Recipe:
-    """The run's recipe with runtime keys changed.
+    """The run's recipe with runtime keys changed, by overrides or by an edit of its recipe.toml.
 
     Raises:
-        RecipeError: when a semantic key would change; the text says what to do instead.
+        RecipeError: when a semantic key would change, or was edited; the text says what to do instead.
     """
-    recorded = load_resolved(run_dir)
-    recipe = apply_overrides(recorded, overrides)
+    with Journal.read_only(run_dir) as journal:
+        recorded = recorded_recipe(journal)
+    written = load_resolved(run_dir)
+    edits = [str(change) for change in semantic_differences(recorded, written)]
+    if edits:
+        raise RecipeError(
+            f"{run_dir / 'recipe.toml'} says other than the record of the run: {'; '.join(edits)}. Its weights were "
+            "made with the former; put these settings back, or start a new run"
+        )
+    recipe = apply_overrides(written, overrides)
     changes = [str(change) for change in semantic_differences(recorded, recipe)]
     if recipe.run.plans != recorded.run.plans and recorded.learner.schedule != "constant":
         changes.append(
@@ -156,10 +173,11 @@ def _new_run_dir(recipe: Recipe, name: str) -> Path:
     return folder
 
 
-def _same_as_recorded(journal: Journal, prepared: Prepared) -> None:
+def _same_as_recorded(journal: JournalReader, prepared: Prepared, *keys: str) -> None:
     """Another model or other data under an old record would train on nonsense without a word."""
-    for key, what in (("model_digest", "model.path"), ("data_digest", "data.train")):
-        recorded, found = journal.meta[key], prepared.digests[key]
+    settings = {"model_digest": "model.path", "data_digest": "data.train"}
+    for key in keys:
+        what, recorded, found = settings[key], journal.meta[key], prepared.digests[key]
         if recorded != found:
             raise RecipeError(
                 f"{what} is not what this run began with: its content has digest {found[:12]}, recorded is "

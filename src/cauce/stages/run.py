@@ -20,7 +20,7 @@ from cauce.runtime.evaluation import Evaluation, write_records
 from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
-from cauce.runtime.trainer import Hooks, Trainer, oldest_version
+from cauce.runtime.trainer import Hooks, Rebuilt, Trainer, oldest_version
 from cauce.runtime.world import SystemClock
 from cauce.stages.prepare import Prepared
 from cauce.stages.stopping import StopSwitch
@@ -38,15 +38,16 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
     try:
         plan = session_plan(prepared, journal, run_dir, epoch=journal.owner.epoch)
         with (
-            StopSwitch(watcher.on_note) as switch,
             Session(
                 plan,
                 reward=prepared.reward,
                 on_event=lambda kind, detail: _tell_event(journal, watcher, kind, detail),
                 on_note=watcher.on_note,
             ) as session,
+            StopSwitch(watcher.on_note) as switch,  # after Ray, which installs a handler of its own
         ):
             watcher.on_start(_info(prepared, session, run_dir))
+            watcher.on_note(session.cluster.describe())
             training = _Training(prepared, journal, run_dir, watcher, session, switch)
             try:
                 status = training.train()
@@ -96,6 +97,7 @@ class _Training:
                 group_size=recipe.rollout.group_size,
                 sampling=prepared.sampling,
                 dynamic_sampling=recipe.algorithm.dynamic_sampling,
+                algorithm=prepared.algorithm,
                 max_failure_rate=recipe.reward.max_failure_rate,
                 max_steps=recipe.run.plans,
             ),
@@ -106,8 +108,8 @@ class _Training:
 
     def train(self) -> str:
         """Trains to the end or to a stop, and returns how it ended."""
-        learner, version = self._rebuild()
-        self.flow.version = version
+        start = self._rebuild()
+        self.flow.version = start.version
         trainer = Trainer(
             recipe=self.prepared.recipe,
             algorithm=self.prepared.algorithm,
@@ -115,11 +117,9 @@ class _Training:
             buffer=self.buffer,
             flow=self.flow,
             exchange=self.session.exchange,
-            learner=learner,
-            version=version,
-            lineage=self.journal.meta["lineage"],
+            start=start,
             tolerance=self.prepared.tolerance,
-            run_dir=str(self.run_dir),
+            run_dir=str(self.run_dir.absolute()),
             hooks=Hooks(
                 rebuild=self._rebuild,
                 evaluate=self._evaluate,
@@ -131,9 +131,14 @@ class _Training:
             ),
         )
         trainer.train()
-        if trainer.version == 0:
-            raise TrainingStopped("the run ended without one plan trained")
-        trainer.learner.save_model(folder=str(self.run_dir / "model"))
+        if trainer.version == 0 and self.switch.is_set:
+            return "stopped"
+        if not any(record.metrics.get("optim/grad_norm") for record in self.journal.plans()):
+            raise TrainingStopped(
+                f"the run ended after {trainer.version} plans, and none of them changed the weights: no group carried "
+                "signal. Look at the reward with `cauce check`, or make the tasks easier or harder"
+            )
+        trainer.save_model(str(self.run_dir.absolute() / "model"))
         if trainer.version < self.prepared.recipe.run.plans:
             return "stopped"
         self.journal.finish()
@@ -146,23 +151,27 @@ class _Training:
     def _on_ready(self, group: Group) -> None:
         self.buffer.put(group.task, version=oldest_version(group))
 
-    def _rebuild(self) -> tuple[Any, int]:
+    def _rebuild(self) -> Rebuilt:
         learner = self.session.fresh_learner()
-        fingerprint = json.dumps(learner.status()["fingerprint"], sort_keys=True)
-        recorded = self.journal.meta.get("fingerprint", fingerprint)
-        self.journal.set_meta("fingerprint", fingerprint)
+        fingerprint = learner.status()["fingerprint"]
+        if "learner_threads" not in self.journal.meta:
+            self.journal.set_meta("learner_threads", fingerprint["threads"])
         result = rebuild(
             learner,
             run_dir=self.run_dir,
             journal=self.journal,
             algorithm=self.prepared.algorithm,
-            same_fingerprint=recorded == fingerprint,
+            fingerprint=json.dumps(fingerprint, sort_keys=True),
             on_note=self.watcher.on_note,
             on_plan=lambda number: self._on_phase("redo", number, self.journal.last_plan),
         )
-        if result.divergence is not None:
-            self.journal.set_meta("lineage", str(int(self.journal.meta["lineage"]) + 1))
-        return learner, result.version
+        return Rebuilt(
+            learner=learner,
+            version=result.version,
+            lineage=self.journal.meta["lineage"],
+            saved=result.saved,
+            redo_s=result.redo_s,
+        )
 
     def _evaluate(self, version: int) -> None:
         if not self.prepared.test_rows:
@@ -197,7 +206,7 @@ def session_plan(prepared: Prepared, journal: JournalReader, run_dir: Path, *, e
         model_path=prepared.model_path,
         model_bytes=prepared.model_bytes,
         run_id=journal.meta["run_id"],
-        run_dir=run_dir,
+        run_dir=run_dir.absolute(),  # workers may live in another folder than the driver
         owner_epoch=epoch,
         lineage=journal.meta["lineage"],
         total_steps=prepared.total_steps,

@@ -44,6 +44,9 @@ class WeightStore:
     def publish(self, tensors: Mapping[str, torch.Tensor], *, version: int, lineage: str) -> str:
         """Writes one version and returns the checksum of its content."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        others = [old for old in self.versions() if old != version]
+        for old in others[: len(others) - self._keep + 1]:  # before the new one is written: shared memory is memory
+            self._path(old).unlink(missing_ok=True)
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         digest = checksum(contiguous)
         beside = self.folder / f".writing-{os.getpid()}.safetensors"
@@ -55,8 +58,6 @@ class WeightStore:
             raise WeightsError(f"cannot publish version {version} into {self.folder}: {error}") from error
         finally:
             beside.unlink(missing_ok=True)
-        for old in self.versions()[: -self._keep]:
-            self._path(old).unlink(missing_ok=True)
         return digest
 
     def pull(self, version: int) -> PublishedWeights:
@@ -92,7 +93,7 @@ def choose_folder(run_dir: Path, *, run_id: str, bytes_needed: int) -> Path:
         free = shutil.disk_usage(SHARED_MEMORY).free
         if free > 1.5 * bytes_needed:
             return SHARED_MEMORY / f"cauce-{run_id}-{os.getpid()}"
-    return run_dir / "weights"
+    return run_dir / f"weights-{os.getpid()}"
 
 
 def sweep_orphans() -> list[Path]:
