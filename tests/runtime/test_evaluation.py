@@ -44,6 +44,9 @@ class Scorer:
             return RewardResult(outcomes=[Outcome(status="failed", value=None, parts={}, detail=value)], metrics={})
         return RewardResult(outcomes=[Outcome(status="scored", value=value, parts={}, detail="")], metrics={})
 
+    def score_many(self, *, jobs: Sequence[dict[str, Any]]) -> list[RewardResult]:
+        return [self.score(**job) for job in jobs]
+
 
 class Rig:
     def __init__(self, scripts: dict[str, list[str]] | None = None, *, actors: int = 1) -> None:

@@ -22,6 +22,9 @@ class Scorer:
     def score(self, *, texts: Sequence[str], **_: Any) -> RewardResult:
         return RewardResult(outcomes=[ONE] * len(texts), metrics={})
 
+    def score_many(self, *, jobs: Sequence[dict[str, Any]]) -> list[RewardResult]:
+        return [self.score(**job) for job in jobs]
+
 
 class Learner:
     """A third kind of worker, with one verb."""

@@ -76,11 +76,11 @@ def test_kl_in_the_reward_compares_two_forwards_of_the_same_kind(name: str) -> N
 
     class Scoring(Listener):
         def score(self, groups: Sequence[Group], *, proximal: bool) -> ScoredBatch:
-            exact = tuple(tuple(s.completion.logps + 1e-5 * (s.completion.index + 1) for s in g.samples) for g in groups)
-            batch = super().score(groups, proximal=proximal)
-            return ScoredBatch(
-                groups=batch.groups, proximal_logps=exact if proximal else None, reference_logps=exact
+            exact = tuple(
+                tuple(s.completion.logps + 1e-5 * (s.completion.index + 1) for s in g.samples) for g in groups
             )
+            batch = super().score(groups, proximal=proximal)
+            return ScoredBatch(groups=batch.groups, proximal_logps=exact if proximal else None, reference_logps=exact)
 
     learner = Scoring()
     learn(

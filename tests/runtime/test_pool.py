@@ -170,7 +170,7 @@ def test_replacements_that_never_start_stop_the_run() -> None:
             rig.clock.time += 100.0
             rig.pool.calls()
 
-    with pytest.raises(WorkerError, match="6 rollout workers died in a row.*no node has room"):
+    with pytest.raises(WorkerError, match=r"6 rollout workers died in a row.*no node has room"):
         go_on()
 
 
@@ -181,7 +181,7 @@ def test_a_first_worker_that_cannot_be_started_is_an_error_at_once() -> None:
                 raise WorkerError("no node has room")
             return super().make(name, scripts, default)
 
-    with pytest.raises(WorkerError, match="^no node has room"):
+    with pytest.raises(WorkerError, match=r"^no node has room"):
         NoRoom(2)
 
 

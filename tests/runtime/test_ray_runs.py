@@ -1,9 +1,11 @@
 """Whole runs of a tiny model on a real Ray of their own: learning, seeds, deaths, kill -9, replay, two runs at once."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -167,6 +169,7 @@ def test_a_killed_actor_is_replaced_and_explained(model: str, tmp_path: Path, sh
     told = "\n".join(watcher.notes)
     assert "rollout rollout-0 on" in told
     assert "died" in told
+    assert "memory when last seen" in told
     assert "last lines" in told
     with Journal.read_only(run) as journal:
         assert journal.counts()["trained"] == 9
@@ -203,10 +206,11 @@ def test_a_reward_never_runs_in_the_engines_process(model: str, tmp_path: Path, 
     assert str(os.getpid()) not in pids
 
 
-def script(tmp_path: Path, model: str, run: Path, body: str = "") -> Path:
-    """A program that trains, for tests that kill it."""
+def script(tmp_path: Path, model: str, run: Path, **changes: Any) -> Path:
+    """A program that trains, for tests that kill it; changed settings as section__key."""
     path = tmp_path / f"program-{run.name}.py"
     settings = {**SETTINGS, "run.dir": str(run.parent), "run.name": run.name, "run.plans": 8, "checkpoint.every": 2}
+    settings |= {key.replace("__", "."): value for key, value in changes.items()}
     path.write_text(
         textwrap.dedent(f"""
         import cauce
@@ -215,7 +219,6 @@ def script(tmp_path: Path, model: str, run: Path, body: str = "") -> Path:
             texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
             return [sum(letter == "e" for letter in text) / 6 for text in texts]
         if __name__ == "__main__":
-            {body or "pass"}
             cauce.Trainer(model={model!r}, data=rows, reward=score, settings={settings!r}).train()
         """)
     )
@@ -235,10 +238,7 @@ def test_kill_9_of_the_driver_leaves_nothing_behind_and_resumes_bitwise(model: s
     """H8, G1, G2, G3, D14: kill -9 in mid-run; resumed, it equals the run that was never stopped."""
     killed, straight = tmp_path / "killed", tmp_path / "straight"
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "TMPDIR": "/tmp"}
-    settings = {"engine.deterministic": True}
-    SETTINGS_OF_BOTH = {**SETTINGS, **settings}
-    program = script(tmp_path, model, killed)
-    program.write_text(program.read_text().replace(repr(dict(SETTINGS))[1:-1], repr(SETTINGS_OF_BOTH)[1:-1]))
+    program = script(tmp_path, model, killed, engine__deterministic=True)
     process = subprocess.Popen([sys.executable, str(program)], env=environment, stdout=subprocess.DEVNULL)
     deadline = time.time() + 240
     while time.time() < deadline:
@@ -275,10 +275,16 @@ def test_kill_9_of_the_driver_leaves_nothing_behind_and_resumes_bitwise(model: s
 
 @pytest.mark.slow
 def test_two_runs_at_once_each_have_a_ray_of_their_own(model: str, tmp_path: Path) -> None:
-    """H9, H10, H3: both end well, quietly, and neither joins the other."""
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    """H9, H10, H3: both end well, quietly, and neither joins the other, nor a stranger whom the environment names; the
+    ports that Ray likes best are taken."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "RAY_ADDRESS": "127.0.0.1:6379"}
+    holders = [socket.socket() for _ in range(2)]
+    for holder, port in zip(holders, (6379, 8265), strict=True):
+        with contextlib.suppress(OSError):  # taken already, which serves as well
+            holder.bind(("127.0.0.1", port))
+            holder.listen()
     runs = [tmp_path / "first", tmp_path / "second"]
-    programs = [script(tmp_path, model, run) for run in runs]
+    programs = [script(tmp_path, model, run, run__plans=3, cluster__dashboard=True) for run in runs]
     started = [
         subprocess.Popen(
             [sys.executable, str(p)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -286,8 +292,11 @@ def test_two_runs_at_once_each_have_a_ray_of_their_own(model: str, tmp_path: Pat
         for p in programs
     ]
     outputs = [process.communicate(timeout=400)[0] for process in started]
+    for holder in holders:
+        holder.close()
     for process, output in zip(started, outputs, strict=True):
         assert process.returncode == 0, output
         assert "ERROR" not in output
         assert "Traceback" not in output
+        assert "ray a Ray of its own on this machine" in output
     assert checksums(runs[0]) == checksums(runs[1])

@@ -123,6 +123,21 @@ def test_a_version_that_is_not_there_moves_nothing(tiny: Path, tmp_path: Path) -
     assert {int(v) for c in after.completions for v in c.versions} == {0}
 
 
+def test_the_same_version_of_another_lineage_is_pulled_again(tiny: Path, tmp_path: Path) -> None:
+    """A learner that was rebuilt under another fingerprint publishes a number that engines have served already."""
+    teacher, sampler = learner(tiny, tmp_path), rollout(tiny, tmp_path)
+    first = teacher.publish(version=0, lineage="0")
+    answered = work(sampler, ask(0, random_prompt(5), samples=2))
+    assert answered.checksum == first
+    take_a_step(teacher, as_group(0, random_prompt(5), answered.completions))
+    second = teacher.publish(version=0, lineage="1")
+    asked = {"epoch": 1, "version": 0, "requests": (), "cancel": (), "seconds": 1.0}
+    result = sampler.work(lineage="1", **asked)
+    assert result.checksum == second != first
+    assert result.sync_s > 0
+    assert sampler.work(lineage="1", **asked).sync_s == 0.0
+
+
 def test_a_slice_ends_in_time_and_says_how_far_it_came(tiny: Path, tmp_path: Path) -> None:
     sampler = rollout(tiny, tmp_path)
     learner(tiny, tmp_path).publish(version=0, lineage="0")

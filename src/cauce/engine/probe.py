@@ -32,11 +32,11 @@ def probed_engine(model: LoadedModel, *, slots: int, deterministic: bool = False
         engine = NativeEngine(model, slots=slots, deterministic=deterministic)
         difference = largest_difference(engine, plain_attention=plain_attention)
     except Exception as error:  # foreign model code may fail in any way where it meets an attention not its own
-        raise ModelError(_refusal(name, f"cannot run {name} ({_first_line(error)})")) from error
+        raise ModelError(_refusal(f"cannot run {name} ({_first_line(error)})")) from error
     tolerance = TOLERANCE_FP32 if engine.dtype == torch.float32 else TOLERANCE_HALF
     if not difference <= tolerance:
         text = f"gives log-probabilities that differ by {difference:.1e} from those of {name}'s plain forward"
-        raise ModelError(_refusal(name, f"{text}, above {tolerance:g} for {engine.dtype}"))
+        raise ModelError(_refusal(f"{text}, above {tolerance:g} for {engine.dtype}"))
     return engine
 
 
@@ -78,8 +78,8 @@ def _difference(plain: torch.nn.Module, prompt_ids: np.ndarray, completion: Comp
     return np.asarray(np.abs(logp_T.cpu().numpy() - completion.logps))
 
 
-def _refusal(name: str, what: str) -> str:
-    return f"the native engine {what}; set model.path to a decoder of another architecture, such as Llama, Qwen or Mistral"
+def _refusal(what: str) -> str:
+    return f"the native engine {what}; set model.path to another decoder, such as Llama, Qwen or Mistral"
 
 
 def _first_line(error: Exception) -> str:

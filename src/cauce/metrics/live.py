@@ -271,7 +271,7 @@ def _interval(progress: Progress) -> str:
 
 def _format(metrics: Mapping[str, float], name: str, label: str, form: str, unit: str = "") -> str:
     value = metrics.get(name)
-    return f"{label} {value:{form}}{unit}".strip() if value is not None else ""
+    return f"{label} {value:z{form}}{unit}".strip() if value is not None else ""
 
 
 def _grid() -> Table:

@@ -92,7 +92,7 @@ def plan_line(progress: Progress, *, now: float) -> str:
     parts = [f"plan {progress.plan}/{progress.info.num_plans}"]
     for name, label, form in (
         ("reward/mean", "reward", ".3f"),
-        ("loss/policy", "loss", ".4f"),
+        ("loss/policy", "loss", "z.4f"),
         ("optim/grad_norm", "grad norm", ".2f"),
         ("response/length_mean", "length", ".1f"),
         ("tokens_per_s", "tokens/s", ".0f"),

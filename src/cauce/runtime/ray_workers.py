@@ -73,9 +73,11 @@ class RayWorkers:
             return ray.get(call.ref)
         except RayTaskError as error:
             raise error.as_instanceof_cause() from None
-        except RayError as error:  # out of memory, a lost node, a lost result, a lost connection: not only an actor's end
+        except RayError as error:
+            # Out of memory, a lost node, result or connection: the process may live on, and would keep its successor's
+            # room.
             if not isinstance(error, ActorDiedError):
-                ray.kill(call.worker.handle, no_restart=True)  # it may live on, and would keep the room of its successor
+                ray.kill(call.worker.handle, no_restart=True)
             raise WorkerDied(self.describe_death(call.worker, _cause(error))) from None
 
     def kill(self, worker: Worker) -> None:

@@ -1,0 +1,46 @@
+"""H1: what goes wrong while a run starts is the last thing that is printed, once, and nothing is tried again."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.tiny import tiny_model
+
+ROWS = '{"question": "1 + 1?", "answer": "2"}\n' * 16
+
+
+@pytest.mark.slow
+def test_an_error_in_a_worker_at_start_is_the_last_thing_printed(tmp_path: Path) -> None:
+    """H1: the learner cannot load its model; the driver could not know, since it never reads weights."""
+    weights = tiny_model(tmp_path / "model") / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    settings = [
+        "model.path=model",
+        "data.train=rows.jsonl",
+        "reward.fn=last_number",
+        "run.name=run",
+        "cluster.dashboard=false",
+        "rollout.max_tokens=16",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "cauce", "train", "grpo", *settings],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode not in (0, 130), done.stdout
+    print(done.stdout)
+    last = done.stdout.rstrip().splitlines()[-14:]  # the message may show the last lines of a log
+    assert any("model.layers.1.mlp.up_proj.weight" in line for line in last), done.stdout
+    assert "Traceback" not in done.stdout
+    logs = sorted(log.name for log in (tmp_path / "runs" / "run" / "logs").glob("*.log"))
+    assert [name for name in logs if name.startswith("learner")] == ["learner-0.log"]
+    assert [name for name in logs if name.startswith("rollout")] in ([], ["rollout-0.log"])
