@@ -43,6 +43,6 @@ def test_the_quickstart_teaches_addition(tmp_path: Path) -> None:
     assert len(list((run / "checkpoints").iterdir())) <= 2
     with Journal.read_only(run) as journal:
         counts = journal.counts()
-        assert counts["trained"] == sum(counts.values()) == 8 * summary["num_plans"]
+        assert counts["trained"] == sum(counts.values()) == 16 * summary["num_plans"]
     answer = cauce("chat", str(run), "30 + 12 =", cwd=tmp_path).stdout
     assert any(character.isdigit() for character in answer)

@@ -37,7 +37,6 @@ def test_an_error_in_a_worker_at_start_is_the_last_thing_printed(tmp_path: Path)
         timeout=200,
     )
     assert done.returncode not in (0, 130), done.stdout
-    print(done.stdout)
     last = done.stdout.rstrip().splitlines()[-14:]  # the message may show the last lines of a log
     assert any("model.layers.1.mlp.up_proj.weight" in line for line in last), done.stdout
     assert "Traceback" not in done.stdout

@@ -1,4 +1,4 @@
-"""The engine's probe: every kind of tiny model passes, what the engine cannot run or runs wrongly fails with its name."""
+"""The probe at load: every kind of tiny model passes; what the engine cannot run, or runs wrongly, is refused."""
 
 from pathlib import Path
 

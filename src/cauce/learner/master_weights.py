@@ -30,7 +30,7 @@ class MasterWeights:
 
     def named_gradients(self) -> dict[str, Tensor]:
         """The summed gradients; zeros where nothing reached a parameter since the last step."""
-        for name, master in self.masters.items():
+        for master in self.masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
         return {name: _gradient(master) for name, master in self.masters.items()}

@@ -145,8 +145,8 @@ class Session:
         placement = plan_placement(recipe, cpus=cpus)
         if placement.rollout.gpus or placement.learner.gpus:
             self._on_note(
-                f"rollout.gpus={placement.rollout.gpus:g} and learner.gpus={placement.learner.gpus:g} are reserved, but "
-                "this version computes on the CPU; set both to 0 to leave them to others"
+                f"rollout.gpus={placement.rollout.gpus:g} and learner.gpus={placement.learner.gpus:g} are reserved, "
+                "but this version computes on the CPU; set both to 0 to leave them to others"
             )
         check_room(placement, rooms)
         return placement
