@@ -37,8 +37,11 @@ def test_an_error_in_a_worker_at_start_is_the_last_thing_printed(tmp_path: Path)
         timeout=200,
     )
     assert done.returncode not in (0, 130), done.stdout
-    last = done.stdout.rstrip().splitlines()[-14:]  # the message may show the last lines of a log
-    assert any("model.layers.1.mlp.up_proj.weight" in line for line in last), done.stdout
+    lines = done.stdout.rstrip().splitlines()
+    (said,) = (number for number, line in enumerate(lines) if line.startswith("error: "))
+    assert "learner learner-0" in lines[said]
+    assert "model.layers.1.mlp.up_proj.weight" in lines[said]
+    assert all(line.startswith("    | ") for line in lines[said + 1 :])  # its log, which belongs to the message
     assert "Traceback" not in done.stdout
     logs = sorted(log.name for log in (tmp_path / "runs" / "run" / "logs").glob("*.log"))
     assert [name for name in logs if name.startswith("learner")] == ["learner-0.log"]

@@ -20,7 +20,7 @@ _SETTINGS = {"ignore_unknown_options": True}
 
 app = typer.Typer(
     name="cauce",
-    help="Train language models with reinforcement learning, on a laptop or a cluster, and lose nothing.",
+    help="Train language models with reinforcement learning on the machine you have, and lose nothing.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
