@@ -51,7 +51,7 @@ class Reader:
             opened.page.context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright keeps an event loop running in this thread, which would disturb other tests
 def chromium() -> Iterator[Browser]:
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
@@ -65,20 +65,20 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reader(chromium: Browser) -> Iterator[Reader]:
     reader = Reader(chromium)
     yield reader
     reader.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run of 12 plans that went to its end."""
     return write_report(make_run(tmp_path_factory.mktemp("runs") / "quickstart-1", num_plans=12))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def opened_once(reader: Reader, report: Path) -> Opened:
     opened = reader.open(report)
     opened.page.wait_for_selector("#plot-rewards .point")

@@ -40,10 +40,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def likes_e(completions: list[str], **_: Any) -> list[float]:
-    """Share of the answer's letters that are 'e': something a random model can learn to please."""
+def likes_letters(completions: list[str], **_: Any) -> list[float]:
+    """Share of the answer that is lower-case letters: something a random model can learn to please."""
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-    return [sum(letter == "e" for letter in text) / 6 for text in texts]
+    return [sum("a" <= letter <= "z" for letter in text) / 6 for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def trainer(model: str, run_dir: Path, **settings: Any) -> cauce.Trainer:
         model=model,
         data=ROWS,
         test=ROWS[:4],
-        reward=likes_e,
+        reward=likes_letters,
         settings={**SETTINGS, "run.dir": str(run_dir.parent), "run.name": run_dir.name, **named},
         observer=NullObserver(),
     )

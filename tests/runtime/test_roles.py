@@ -151,6 +151,8 @@ def test_a_slice_ends_in_time_and_says_how_far_it_came(tiny: Path, tmp_path: Pat
     assert told == sorted(told)
     assert told[-1] > 0
     assert [result.progress for result in slices[-1:]] == [{}]
+    made = sum(len(c.token_ids) for result in slices for c in result.completions)
+    assert sum(result.num_tokens for result in slices) == made  # each token in one slice
     whole = work(rollout(tiny, tmp_path), ask(0, random_prompt(5), samples=3, max_tokens=40))
     cut = {c.index: c.token_ids.tolist() for result in slices for c in result.completions}
     assert cut == {c.index: c.token_ids.tolist() for c in whole.completions}

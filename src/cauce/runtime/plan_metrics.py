@@ -83,16 +83,18 @@ class PhaseTimer:
         pulled = self._exchange.sync_s - self._sync_at_start
         sync = pulled + self._carried_sync
         collect = self._split.get("collect", 0.0)
-        generate = max(0.0, collect - self._reward_s - pulled - journal)
+        waited = max(0.0, collect - pulled - journal)
+        reward = min(self._reward_s, waited)  # its turns contain journal calls too
+        generate = waited - reward
         learn = self._split.get("learn", 0.0)
         checksum = self._split.get("checksum", 0.0)
         total += self._carried_sync
-        known = generate + self._reward_s + learn + checksum + sync + journal
+        known = generate + reward + learn + checksum + sync + journal
         self._carried_sync = 0.0
         return {
             "time/total": total,
             "time/generate": generate,
-            "time/reward": self._reward_s,
+            "time/reward": reward,
             "time/learn": learn,
             "time/checksum": checksum,
             "time/sync": sync,

@@ -15,9 +15,10 @@ _open_logs: list[IO[str]] = []  # faulthandler needs its file open for the life 
 def enter_worker(*, log: Path, threads: int) -> None:
     """Sends logging to `log` and arms a stack dump on SIGUSR1 and on a fatal signal.
 
-    Threads come from OMP_NUM_THREADS, which stands in the environment before anything is imported; a process that has
-    torch already, as a pre-started one may, is told again. Torch is not imported for it: rewards do without.
+    Threads come from OMP_NUM_THREADS, which torch reads when it is imported; a process that has torch already, as a
+    pre-started one may, is told. Torch is not imported for it: rewards do without.
     """
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     log.parent.mkdir(parents=True, exist_ok=True)
     file = log.open("a", buffering=1)
     _open_logs.append(file)

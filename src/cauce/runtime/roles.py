@@ -85,11 +85,14 @@ class RolloutWorker:
         done: list[Completion] = []
         while not self._engine.is_idle and time.perf_counter() - started < seconds:
             done += self._engine.step()
+        busy_s = time.perf_counter() - started
+        if self._engine.is_idle:
+            give_back_memory()  # what prefill and decode have let go of; the learner is next
         return WorkResult(
             completions=tuple(done),
             progress=self._engine.progress(),
             num_tokens=int(self._engine.status()["sampled_tokens"]) - before,
-            busy_s=time.perf_counter() - started,
+            busy_s=busy_s,
             sync_s=sync_s,
             version=self._version,
             checksum=self._checksum,
@@ -144,7 +147,9 @@ class LearnerWorker:
         return self._learner.score(groups, proximal=proximal)
 
     def forward_backward(self, *, batch: Batch) -> dict[str, float]:
-        return self._learner.forward_backward(batch)
+        metrics = self._learner.forward_backward(batch)
+        give_back_memory()
+        return metrics
 
     def optim_step(self) -> dict[str, float]:
         return self._learner.optim_step()
