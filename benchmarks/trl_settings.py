@@ -39,11 +39,8 @@ class TrlSettings:
 
 CANDIDATES = (
     TrlSettings(weights="float32", autocast=False, batch=64),
-    TrlSettings(weights="float32", autocast=False, batch=16),
     TrlSettings(weights="bfloat16", autocast=False, batch=64),
-    TrlSettings(weights="bfloat16", autocast=False, batch=16),
     TrlSettings(weights="float32", autocast=True, batch=64),
-    TrlSettings(weights="float32", autocast=False, batch=64, continuous_batching=True),
     TrlSettings(weights="bfloat16", autocast=False, batch=64, continuous_batching=True),
 )
 

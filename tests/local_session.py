@@ -67,7 +67,7 @@ class LocalSession:
         only_learner: bool = False,
     ) -> None:
         self.plan, self.reward = plan, reward
-        self.cluster = Cluster(how="this process", dashboard=None, ours=False, folder=None)
+        self.cluster = Cluster(how="this process", dashboard=None, ours=False, folder=None, reaper=None)
         self.clock, self.workers, self.peak_memory_mb = SystemClock(), LocalWorkers(), 0.0
         recipe = plan.recipe
         sizes = (0, 0) if only_learner else (recipe.rollout.actors, recipe.reward.workers)

@@ -6,6 +6,7 @@ another: `ray.remote(cauce.Actor)`). An actor takes no reward: scoring is its ca
 an engine.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,7 +235,7 @@ class Learner:
         if batch.num_tokens == 0:
             raise DataError(f"none of the {len(groups)} groups has two scored answers, so there is nothing to train on")
         metrics = self._learner.forward_backward(batch) | self._learner.optim_step()
-        self.version += 1
+        self.version += 0 if metrics["optim/skipped"] else 1
         return metrics | {"has_signal": float(carries_signal(sequences))}
 
     def state(self, dtype: str = "fp32") -> dict[str, torch.Tensor]:
@@ -247,7 +248,9 @@ class Learner:
 
 
 def _toml(value: Any) -> str:
-    """A Python value as the text of a TOML value."""
+    """A Python value as the text of a TOML value; NumPy's scalars count as numbers."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -255,6 +258,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
+    # JSON's escapes are TOML's, but for DEL, which JSON leaves alone.
+    return json.dumps(str(value)).replace("\x7f", "\\u007f")

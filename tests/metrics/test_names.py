@@ -36,7 +36,7 @@ def test_known_names(name: str) -> None:
         "reward/a/b/mean",
         "eval/accuracy",
         "rewardXmean",
-        "reward/mean/x",
+        "reward/mean/x/y",
     ],
 )
 def test_unknown_names(name: str) -> None:

@@ -51,7 +51,9 @@ class Reader:
             opened.page.context.close()
 
 
-@pytest.fixture(scope="module")  # Playwright keeps an event loop running in this thread, which would disturb other tests
+@pytest.fixture(
+    scope="module"
+)  # Playwright keeps an event loop running in this thread, which would disturb other tests
 def chromium() -> Iterator[Browser]:
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:

@@ -47,8 +47,9 @@ METRICS: tuple[MetricName, ...] = (
         "share of groups whose samples all earned the same, so that they carry no signal",
         "frac_reward_zero_std",
     ),
+    MetricName("reward/<name>", "a number of one reward function that it logged under a name of its own, mean"),
     MetricName(
-        "reward/<name>",
+        "reward/<fn>/<name>",
         "a number that the reward logged itself (TRL's log_metric, further keys of verl's result), mean",
     ),
     MetricName(

@@ -19,6 +19,7 @@ from cauce.errors import ResourceError
 from cauce.recipe.models import ClusterSettings
 from cauce.runtime.placement import NodeRoom, parse_bytes
 from cauce.runtime.process import available_cpus
+from cauce.runtime.reaper import Reaper
 
 OBJECT_STORE_BYTES = 200 * 2**20  # weights travel by file; only requests and answers pass through the object store
 
@@ -31,6 +32,7 @@ class Cluster:
     dashboard: str | None
     ours: bool  # we started it, so we shut it down
     folder: Path | None
+    reaper: Reaper | None
 
     def describe(self) -> str:
         if not self.dashboard:
@@ -51,6 +53,7 @@ def start_cluster(settings: ClusterSettings, *, object_store: Any = "auto") -> C
             dashboard=_dashboard(),
             ours=False,
             folder=None,
+            reaper=None,
         )
     if settings.address != "local":
         return _join(settings)
@@ -70,7 +73,11 @@ def start_cluster(settings: ClusterSettings, *, object_store: Any = "auto") -> C
         logging_level=logging.ERROR,
     )
     return Cluster(
-        how=f"a Ray of its own on this machine, {cpus} CPUs", dashboard=_dashboard(), ours=True, folder=folder
+        how=f"a Ray of its own on this machine, {cpus} CPUs",
+        dashboard=_dashboard(),
+        ours=True,
+        folder=folder,
+        reaper=Reaper() if Path("/proc/self/stat").exists() else None,
     )
 
 
@@ -79,6 +86,8 @@ def stop_cluster(cluster: Cluster) -> None:
     if not cluster.ours:
         return
     ray.shutdown()
+    if cluster.reaper is not None:
+        cluster.reaper.dismiss()
     if cluster.folder is not None:
         shutil.rmtree(cluster.folder, ignore_errors=True)
 
@@ -123,6 +132,7 @@ def _join(settings: ClusterSettings) -> Cluster:
         dashboard=_dashboard(),
         ours=False,
         folder=None,
+        reaper=None,
     )
 
 

@@ -36,6 +36,7 @@ class Tally:
     scored: int = 0
     unscored: int = 0
     first_failure: str = ""
+    aborted: int = 0  # tasks that only the engine could tell to be too long
     drops: dict[str, int] = field(default_factory=dict)
     reward_metrics: dict[str, list[float]] = field(default_factory=dict)
 
@@ -125,6 +126,7 @@ class RolloutFlow:
         aborted = {completion.task for completion in completions if completion.finish_reason == "aborted"}
         for task in sorted(aborted & self._open):
             self._drop(task, "too_long", "the prompt leaves no room in the model's context")
+            self.tally.aborted += 1
         completions = [completion for completion in completions if completion.task not in aborted]
         self.num_answers += sum(self._journal.record_answers(completions))
         for task in dict.fromkeys(completion.task for completion in completions):

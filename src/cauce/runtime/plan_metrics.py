@@ -37,7 +37,7 @@ def plan_metrics(groups: Sequence[Group], learned: Learned, *, staleness: int, t
         if parts:
             metrics[f"reward/{name}/mean"] = float(np.mean(np.asarray(parts, dtype=np.float64)))
     for name, values in tally.reward_metrics.items():
-        metrics[f"reward/{name}"] = float(np.mean(values))
+        metrics[name] = float(np.mean(values))
     return metrics | learned.metrics
 
 
@@ -60,6 +60,7 @@ class PhaseTimer:
         self._began = self._mark = self._turn_mark = now
         self._split = {}
         self._reward_s = 0.0
+        self._only_rewards = False
         self._journal_at_start = self._journal.seconds_spent
         self._tokens_at_start = self._exchange.num_tokens
         self._sync_at_start = self._exchange.sync_s
@@ -67,8 +68,9 @@ class PhaseTimer:
     def note_waiting(self) -> None:
         """Called after each turn of the wait for groups."""
         now = time.perf_counter()
-        if self._exchange.pool.is_idle() and not self._exchange.rewards.is_idle():
+        if self._only_rewards:  # as it stood before the turn: the turn that brings the last answers is generation
             self._reward_s += now - self._turn_mark
+        self._only_rewards = self._exchange.pool.is_idle() and not self._exchange.rewards.is_idle()
         self._turn_mark = now
 
     def stop(self, phase: str) -> None:

@@ -267,7 +267,7 @@ class Trainer:
         occupancy = self.journal.occupancy()
         allowed = capacity(
             max_staleness=self.recipe.buffer.max_staleness,
-            version=self.version,
+            version=max(self._published, default=self.version),  # what engines sample from; weights.every may lag
             groups_per_plan=self.recipe.learner.tasks_per_plan,
             **occupancy,
         )
@@ -287,6 +287,8 @@ class Trainer:
     def _refuse_only_drops(self, need: int) -> None:
         """Generating for ever without a group to train on is a hang with a busy machine."""
         drops = {reason: count for reason, count in self.flow.tally.drops.items() if reason != "too_long"}
+        if self.flow.tally.aborted:
+            drops["too_long"] = self.flow.tally.aborted
         if sum(drops.values()) < MAX_NO_SIGNAL * need:
             return
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(drops.items()))
