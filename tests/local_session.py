@@ -21,7 +21,7 @@ from cauce.runtime.pool import RolloutPool
 from cauce.runtime.remote_learner import RemoteLearner
 from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
-from cauce.runtime.session import SessionPlan
+from cauce.runtime.session import SessionPlan, versions_kept
 from cauce.runtime.world import LocalWorkers, SystemClock, Worker
 from cauce.stages import rl
 from cauce.stages import run as run_module
@@ -102,7 +102,7 @@ class LocalSession:
             "total_steps": plan.total_steps,
             "seed": recipe.run.seed,
             "weights_folder": str(plan.run_dir / "weights"),
-            "weights_keep": recipe.buffer.max_staleness + 2,
+            "weights_keep": versions_kept(recipe.buffer.max_staleness),
             "publish_dtype": recipe.engine.dtype,
         }
         return RemoteLearner(

@@ -33,7 +33,7 @@ from cauce.models.forward import vocabulary_size
 from cauce.models.load import LoadedModel, parameter_names
 from cauce.types import Completion, GenerationRequest
 
-PREFILL_TOKENS = 4096  # prompts prefilled in one forward; a longer prompt goes alone
+PREFILL_TOKENS = 1024  # prompts prefilled in one forward; a longer prompt goes alone
 ROW_STEP = 8  # decode batches are rounded up, so that few shapes occur
 LENGTH_STEP = 16
 BUCKET = 128  # of the attention length, when deterministic

@@ -166,7 +166,9 @@ class LearnerWorker:
         """Older ones are left alone: they go when the driver has recorded this one."""
         from cauce import checkpoint
 
-        return str(checkpoint.save(Path(run_dir), plan=plan, learner=self._learner))
+        path = str(checkpoint.save(Path(run_dir), plan=plan, learner=self._learner))
+        give_back_memory()  # files are put together in memory before they are written
+        return path
 
     def load_checkpoint(self, *, path: str) -> None:
         self._learner.load(Path(path))

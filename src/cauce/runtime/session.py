@@ -85,9 +85,9 @@ class Session:
         self.cluster = start_cluster(recipe.cluster, object_store=recipe.rollout.object_store_memory)
         try:
             self.placement = self._place(recipe)
-            keep = recipe.buffer.max_staleness + 2
+            self.weights_keep = versions_kept(recipe.buffer.max_staleness)
             self.weights_folder = choose_folder(
-                plan.run_dir, run_id=plan.run_id, bytes_needed=(keep + 1) * plan.model_bytes
+                plan.run_dir, run_id=plan.run_id, bytes_needed=(self.weights_keep + 1) * plan.model_bytes
             )
             self.workers = RayWorkers(
                 log_folder=plan.run_dir / ("logs-replay" if self._only_learner else "logs"), env=WORKER_ENV
@@ -230,7 +230,7 @@ class Session:
                 "total_steps": plan.total_steps,
                 "seed": recipe.run.seed,
                 "weights_folder": str(self.weights_folder),
-                "weights_keep": recipe.buffer.max_staleness + 2,
+                "weights_keep": self.weights_keep,
                 "publish_dtype": recipe.engine.dtype,
             },
         )
@@ -238,3 +238,8 @@ class Session:
     def _all_workers(self) -> list[Worker]:
         found = self.pool.members() + self.rewards.members()
         return found if self._learner_worker is None else [*found, self._learner_worker]
+
+
+def versions_kept(max_staleness: int) -> int:
+    """Published versions that stay: in a synchronous run nobody reads an old one while a new one is written."""
+    return max_staleness + 2 if max_staleness else 1

@@ -45,7 +45,8 @@ class WeightStore:
         """Writes one version and returns the checksum of its content."""
         self.folder.mkdir(parents=True, exist_ok=True)
         others = [old for old in self.versions() if old != version]
-        for old in others[: len(others) - self._keep + 1]:  # before the new one is written: shared memory is memory
+        spare = max(0, len(others) - max(1, self._keep - 1))
+        for old in others[:spare]:  # before the new one is written: shared memory is memory
             self._path(old).unlink(missing_ok=True)
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         digest = checksum(contiguous)
@@ -58,6 +59,8 @@ class WeightStore:
             raise WeightsError(f"cannot publish version {version} into {self.folder}: {error}") from error
         finally:
             beside.unlink(missing_ok=True)
+        for old in self.versions()[: -self._keep]:
+            self._path(old).unlink(missing_ok=True)
         return digest
 
     def pull(self, version: int) -> PublishedWeights:
