@@ -32,7 +32,7 @@ def test_trials_are_kept_until_the_key_changes(tmp_path: Path) -> None:
 
     def try_one(settings: TrlSettings) -> Trial:
         asked.append(settings.label)
-        failed = settings.continuous_batching
+        failed = settings.autocast
         return Trial(
             settings=settings, seconds=None if failed else 1.0 + len(asked), failure="no room" if failed else ""
         )

@@ -113,9 +113,10 @@ def _read_jsonl(path: Path) -> _Numbered:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = json.loads(line.strip())
             except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from error
+                where = "where the line ends" if error.pos >= len(line.strip()) else f"at column {error.colno}"
+                raise DataError(f"{path}, line {number}: not JSON ({error.msg} {where})") from error
             yield number, _checked(record, f"{path}, line {number}")
 
 

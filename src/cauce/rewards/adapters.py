@@ -136,6 +136,7 @@ class RewardFunction:
                     f"reward {self.name} needs {key!r}, and the data has no such column (it has: "
                     f"{', '.join(sorted(columns)) or 'none'}). Name the column with {setting}, or give "
                     f"reward.kwargs.{key}"
+                    + ("; or call the parameter gold, which is the answer of every row" if "gold" in columns else "")
                 )
 
     def start(self, answers: Answers, log: Log) -> list[Any]:

@@ -178,7 +178,8 @@ def _gold_warnings(scored: Sequence[ScoredGold]) -> list[str]:
         warnings.append(
             f"on {len(equal)} of {len(scored)} rows tried the gold answer does not score above an empty one "
             f"({one.row_id}: {one.answer!r} {_said(one.gold)}, empty {_said(one.empty)}); the reward may "
-            "want another form than those tried, or read another column"
+            "want another form than those tried, or read another column: the final answer alone is in `gold`. Where "
+            "the prompt is a list of messages, so is each completion, as in TRL: its text is completion[-1]['content']"
         )
     return warnings
 
@@ -247,9 +248,9 @@ def _cost_lines(report: CheckReport) -> list[str]:
     lines += [f"  {name:<34} {size / 2**30:8.2f} GiB" for name, size in (*cost.memory, ("together", total))]
     return [
         *lines,
-        f"  one plan on this machine, at most  {plan_s:8.1f} s   (generate {cost.generate_s:.1f}, "
+        f"  one plan on this machine, about    {plan_s:8.1f} s   (generate {cost.generate_s:.1f}, "
         f"learn {cost.learn_s:.1f})",
-        f"  {report.num_plans} plans, at most {plan_s * report.num_plans / 60:,.0f} minutes, evaluation aside",
+        f"  {report.num_plans} plans, about {plan_s * report.num_plans / 60:,.0f} minutes, evaluation aside",
     ]
 
 
