@@ -34,7 +34,7 @@ WORKER_ENV = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # Threads that spin between two small kernels take the cores from whoever else has work; where anything runs beside
-    # a run, that slows it down many times over, and costs little where nothing does.
+    # a run, that slows it down many times over. Sleeping instead costs part of the speed where nothing does.
     "OMP_WAIT_POLICY": "passive",
 }
 
