@@ -70,8 +70,8 @@ def check_complete(recipe: Recipe, *, name: str = "grpo", given: Collection[str]
 
 
 def batch_arithmetic(recipe: Recipe) -> list[tuple[str, int]]:
-    """What the recipe amounts to in prompts, completions and optimizer steps, for a run that drops "
-    "nothing."""
+    """What the recipe amounts to in prompts, completions and optimizer steps, for a run that drops
+    nothing."""
     prompts, answers = recipe.learner.tasks_per_plan, recipe.rollout.group_size
     steps, plans = recipe.learner.mini_batches * recipe.learner.epochs, recipe.run.plans
     prompts_per_step = prompts // recipe.learner.mini_batches

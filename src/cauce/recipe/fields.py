@@ -22,8 +22,8 @@ _BYTE_UNITS |= {"ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4}
 
 
 def semantic(default: Any, text: str, *, none: str = "", **constraints: Any) -> Any:
-    """A setting that belongs to what the run is. `none` says what an absent value means, where it may be "
-    "absent."""
+    """A setting that belongs to what the run is. `none` says what an absent value means, where it may be
+    absent."""
     return _declare(default, text, "semantic", none, constraints)
 
 
@@ -66,8 +66,8 @@ def literal_words(annotation: Any) -> tuple[str, ...]:
 
 
 def parse_bytes(value: object) -> object:
-    """Bytes from a whole number or from text such as "2GB" (10^9) or "2GiB" (2^30); other values pass "
-    "unchanged."""
+    """Bytes from a whole number or from text such as "2GB" (10^9) or "2GiB" (2^30); other values pass
+    unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(|b|[kmgt]i?)(?:b)?", value.strip().lower())

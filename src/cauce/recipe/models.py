@@ -205,8 +205,8 @@ class LoggingSettings(Section):
 
 
 class Recipe(Section):
-    """A whole run. Build it from a file or from Python; `cauce.recipe.checks.check_recipe` says if it makes "
-    "sense."""
+    """A whole run. Build it from a file or from Python; `cauce.recipe.checks.check_recipe` says if it makes
+    sense."""
 
     stage: str = semantic("rl", "What is run", min_length=1)
     run: RunSettings = Field(default_factory=RunSettings)

@@ -104,7 +104,7 @@ def _kinds(key: str) -> tuple[Any, ...]:
 
 
 def _known_name(key: str) -> str:
-    """`--learner.mini-batches` means learner.mini_batches, as command lines have it; inner keys stay as "
-    "typed."""
+    """`--learner.mini-batches` means learner.mini_batches, as command lines have it; inner keys stay as
+    typed."""
     parts = key.split(".", 2)
     return ".".join([part.replace("-", "_") for part in parts[:2]] + parts[2:])
