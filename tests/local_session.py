@@ -23,6 +23,7 @@ from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
 from cauce.runtime.session import SessionPlan, versions_kept
 from cauce.runtime.world import LocalWorkers, SystemClock, Worker
+from cauce.stages import fork as fork_module
 from cauce.stages import rl
 from cauce.stages import run as run_module
 from tests.fakes import ROOM
@@ -138,7 +139,7 @@ def use_local_session(monkeypatch: pytest.MonkeyPatch) -> type[LocalSession]:
     class Local(LocalSession):
         started: ClassVar[list[str]] = []
 
-    for module in (rl, run_module):
+    for module in (rl, run_module, fork_module):
         monkeypatch.setattr(module, "Session", Local)
     return Local
 

@@ -10,6 +10,7 @@ import torch
 
 from cauce.errors import DataError, ModelError, RecipeError, RewardError
 from cauce.stages.prepare import Prepared, prepare
+from cauce.stages.record import total_steps
 from tests.local_session import ROWS, letters, local_recipe
 from tests.tiny import EOS_ID, byte_tokenizer, tiny_model
 
@@ -24,7 +25,7 @@ def test_what_the_recipe_names_is_at_hand(tiny: Path, tmp_path: Path) -> None:
     assert made.source is not None
     assert len(made.source) == 40
     assert [row.id for row in made.test_rows] == [f"test:{i}" for i in range(5)]
-    assert made.total_steps == 3 * 2 * 3
+    assert total_steps(made.recipe, {}) == 3 * 2 * 3
     assert (made.sampling.temperature, made.eval_sampling.temperature) == (1.0, 0.0)  # C4: greedy evaluation
     assert made.sampling.stop_token_ids == made.eval_sampling.stop_token_ids == (EOS_ID,)
     assert len({made.digests[key] for key in ("model_digest", "data_digest", "test_digest")}) == 3

@@ -97,6 +97,16 @@ class JournalReader:
     def meta(self) -> dict[str, str]:
         return dict(self._rows("SELECT key, value FROM meta"))
 
+    @property
+    def forked_at(self) -> int:
+        """The last plan that a fork shares with its source; 0 for a run that is no fork."""
+        return int(self.meta.get("forked_at", "0"))
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether its plans are those of another run, which it trains on without generating."""
+        return "forked_from" in self.meta
+
     # -- tasks --
 
     @property

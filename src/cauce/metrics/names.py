@@ -107,6 +107,13 @@ METRICS: tuple[MetricName, ...] = (
         "sampling/importance_sampling_ratio/mean",
         "rollout_corr/*",
     ),
+    MetricName(
+        "sampler/effective_sample_size",
+        "of a fork: share of the plan's trained tokens that its importance weights are worth, (sum w)^2 / (n sum w^2) "
+        "with w = p of the learner / p while sampling, not truncated; 1 where the two agree",
+        "",
+        "rollout_corr/rollout_is_eff_sample_size",
+    ),
     MetricName("sampler/correction_capped_fraction", "share of trained tokens whose weight the cap cut"),
     MetricName("optim/lr", "learning rate of the plan's last optimizer step", "learning_rate", "actor/lr"),
     MetricName(

@@ -25,6 +25,7 @@ from cauce.recipe.overrides import Tables, apply_pairs, split_overrides
 __all__ = [
     "Difference",
     "apply_overrides",
+    "differences",
     "dump_toml",
     "load_recipe",
     "load_resolved",
@@ -39,7 +40,7 @@ RESOLVED_NAME = "recipe.toml"
 
 
 class Difference(NamedTuple):
-    """A semantic setting that two recipes do not share."""
+    """A setting that two recipes do not share."""
 
     key: str
     old: Any
@@ -85,15 +86,28 @@ def recipe_from_text(text: str, *, source: str) -> Recipe:
     return recipe_from_tables(_parse(text.encode("utf-8"), source), source=source)
 
 
-def semantic_differences(old: Recipe, new: Recipe) -> list[Difference]:
-    """The settings that make `new` another run than `old`; empty where `new` may resume it."""
+def differences(old: Recipe, new: Recipe) -> list[Difference]:
+    """Every setting that two recipes do not share."""
     found = [] if old.stage == new.stage else [Difference("stage", old.stage, new.stage)]
     for section, model in SECTIONS.items():
         before, after = dict(getattr(old, section)), dict(getattr(new, section))
-        for name, field in model.model_fields.items():
-            if change_of(field) == "semantic" and before[name] != after[name]:
-                found.append(Difference(f"{section}.{name}", before[name], after[name]))
+        found += [
+            Difference(f"{section}.{name}", before[name], after[name])
+            for name in model.model_fields
+            if before[name] != after[name]
+        ]
     return found
+
+
+def semantic_differences(old: Recipe, new: Recipe) -> list[Difference]:
+    """The settings that make `new` another run than `old`; empty where `new` may resume it."""
+    return [difference for difference in differences(old, new) if is_semantic(difference.key)]
+
+
+def is_semantic(key: str) -> bool:
+    """Whether a setting belongs to what a run is, so that no resume may change it."""
+    section, _, name = key.partition(".")
+    return key == "stage" or change_of(SECTIONS[section].model_fields[name]) == "semantic"
 
 
 def recipe_name(name_or_path: str | None) -> str:

@@ -59,6 +59,7 @@ def redo(
     after: int,
     until: int | None = None,
     on_plan: Callable[[int], None] = lambda number: None,
+    stops_at_divergence: bool = False,
 ) -> Redo:
     """Trains on the applied plans after number `after`, in order; skipped ones stay skipped, as recorded."""
     divergence = None
@@ -73,6 +74,8 @@ def redo(
             count += 1
         version = record.plan.number
         on_plan(version)
+        if stops_at_divergence and divergence is not None:
+            break
     return Redo(version=version, num_redone=count, divergence=divergence)
 
 
@@ -91,11 +94,7 @@ def rebuild(
     Raises:
         JournalError: when a redone plan gives other weights under the same fingerprint.
     """
-    after = 0
-    newest = newest_checkpoint(run_dir, journal)
-    if newest is not None:
-        after, path = newest
-        learner.load_checkpoint(path=str(path))
+    after = load_newest(learner, run_dir=run_dir, journal=journal)
     result = redo(learner, journal=journal, algorithm=algorithm, after=after, on_plan=on_plan)
     if result.num_redone:
         start = f"checkpoint plan_{after:06d}" if after else "the initial weights"
@@ -123,11 +122,37 @@ def rebuild(
     return replace(result, saved=result.version)
 
 
+def load_newest(
+    learner: RestorableLearner, *, run_dir: Path, journal: JournalReader, at_most: int | None = None
+) -> int:
+    """Puts the newest whole checkpoint, of plan `at_most` or before, into a learner with initial weights.
+
+    Returns its plan, 0 where there is none: the initial weights stay.
+
+    Raises:
+        JournalError: for a fork without a checkpoint; its weights do not begin with the model's.
+    """
+    newest = newest_checkpoint(run_dir, journal, at_most=at_most)
+    if newest is not None:
+        learner.load_checkpoint(path=str(newest[1]))
+        return newest[0]
+    if journal.forked_at:
+        raise JournalError(
+            f"{run_dir} was forked from {journal.meta['forked_from']} after plan {journal.forked_at}, and the "
+            "checkpoint of that plan is gone; put it back, or fork that run again"
+        )
+    return 0
+
+
 def prune_checkpoints(run_dir: Path, journal: Journal, *, keep: int) -> None:
-    """Leaves the newest `keep` checkpoints that are recorded and complete; to be called after one was recorded."""
+    """Leaves the newest `keep` checkpoints that are recorded and complete; to be called after one was recorded.
+
+    The one that a fork began with stays too: it is what its replay starts from.
+    """
     complete = checkpoint.complete(run_dir)
     recorded = [record.plan for record in journal.checkpoints()]
-    kept = [plan for plan in recorded if plan in complete][-keep:]
+    whole = [plan for plan in recorded if plan in complete]
+    kept = [plan for plan in whole if plan in whole[-keep:] or plan == journal.forked_at]
     with journal.transaction():
         for plan in recorded:
             if plan not in kept:
@@ -135,11 +160,11 @@ def prune_checkpoints(run_dir: Path, journal: Journal, *, keep: int) -> None:
     checkpoint.prune(run_dir, keep=kept)
 
 
-def newest_checkpoint(run_dir: Path, journal: Journal) -> tuple[int, Path] | None:
-    """The newest checkpoint that is both recorded and complete on disk."""
+def newest_checkpoint(run_dir: Path, journal: JournalReader, *, at_most: int | None = None) -> tuple[int, Path] | None:
+    """The newest checkpoint, of plan `at_most` or before, that is both recorded and complete on disk."""
     complete = checkpoint.complete(run_dir)
     for record in reversed(journal.checkpoints()):
-        if record.plan in complete:
+        if record.plan in complete and (at_most is None or record.plan <= at_most):
             return record.plan, complete[record.plan]
     return None
 

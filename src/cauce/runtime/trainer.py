@@ -10,7 +10,7 @@ them knows the trainer.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -20,7 +20,7 @@ from cauce.errors import TrainingStopped, WeightsError
 from cauce.journal import Buffer, Journal, capacity
 from cauce.recipe.models import Recipe
 from cauce.runtime.exchange import Exchange
-from cauce.runtime.flow import RolloutFlow
+from cauce.runtime.flow import Tally
 from cauce.runtime.learn import Learned, LearnerVerbs, learn, make_plan
 from cauce.runtime.plan_metrics import PhaseTimer, plan_metrics
 from cauce.runtime.recovery import prune_checkpoints
@@ -42,6 +42,22 @@ class TrainedLearner(LearnerVerbs, Protocol):
     def save_checkpoint(self, *, run_dir: str, plan: int) -> str: ...
 
     def save_model(self, *, folder: str) -> None: ...
+
+
+class TaskFlow(Protocol):
+    """What the trainer needs of the desk that groups come from."""
+
+    version: int
+    num_answers: int
+    tally: Tally
+
+    def admit(self, num: int) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def undecided(self) -> set[int]: ...
+
+    def reset_tally(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +94,7 @@ class Trainer:
         algorithm: Algorithm,
         journal: Journal,
         buffer: Buffer,
-        flow: RolloutFlow,
+        flow: TaskFlow,
         exchange: Exchange,
         start: Rebuilt,
         tolerance: float,
@@ -131,6 +147,8 @@ class Trainer:
     def finish_planned(self) -> None:
         """A plan that was recorded before a stop, and not applied, is trained on exactly as it was recorded."""
         for record in self.journal.plans(from_number=self.version + 1):
+            if self.hooks.should_stop():
+                return
             self.timer.start()
             groups = [self.journal.group(task) for task in record.plan.tasks]
             self.timer.stop("collect")
@@ -170,7 +188,7 @@ class Trainer:
 
     def apply(self, plan: Plan, groups: list[Group], learned: Learned, checksum: str) -> None:
         """Records what the plan did, before anybody sees the new weights."""
-        staleness = max(self.version - oldest_version(group) for group in groups)
+        staleness = self.staleness(groups)
         self.version = plan.number
         self.flow.version = plan.number
         metrics = plan_metrics(groups, learned, staleness=staleness, tally=self.flow.tally)
@@ -210,13 +228,21 @@ class Trainer:
                 f"{self._no_signal} plans in a row carried no signal: every group had equal rewards. Make the tasks "
                 "easier or harder, raise rollout.group_size, or look at the reward with `cauce check`"
             )
-        on_policy = self.recipe.buffer.max_staleness == 0 and self.recipe.buffer.max_reuse == 1
-        if on_policy and learned.first_log_ratio > self._tolerance:
+        if self.is_on_policy and learned.first_log_ratio > self._tolerance:
             raise TrainingStopped(
                 f"plan {plan.number}: sampler and learner disagree: mean |log ratio| {learned.first_log_ratio:.2e} is "
                 f"above {self._tolerance:.0e} for engine.dtype={self.recipe.engine.dtype!r} and "
                 f"learner.dtype={self.recipe.learner.dtype!r}. Try fp32 for both"
             )
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether every group was sampled from the weights that it trains."""
+        return self.recipe.buffer.max_staleness == 0 and self.recipe.buffer.max_reuse == 1
+
+    def staleness(self, groups: Sequence[Group]) -> int:
+        """Of a plan that is about to be trained on: versions between the learner and its oldest token."""
+        return max(self.version - oldest_version(group) for group in groups)
 
     def evaluate_if_due(self) -> None:
         every = self.recipe.eval.every

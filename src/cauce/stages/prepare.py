@@ -39,7 +39,6 @@ class Prepared:
     reward: Reward | None
     sampling: Sampling
     eval_sampling: Sampling
-    total_steps: int
     tolerance: float
     digests: dict[str, str]
 
@@ -97,7 +96,6 @@ def prepare(
         reward=loaded,
         sampling=sampling,
         eval_sampling=greedy,
-        total_steps=recipe.run.plans * recipe.learner.mini_batches * recipe.learner.epochs,
         tolerance=max(TOLERANCE[engine_dtype], TOLERANCE[learner_dtype]),
         digests=digests,
     )

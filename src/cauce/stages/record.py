@@ -11,10 +11,13 @@ Which settings a resume accepts is decided in rl.py.
 """
 
 import os
+import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from cauce.algorithms.table import Algorithm
+from cauce.errors import RecipeError
 from cauce.journal import JournalReader
 from cauce.models.load import DTYPES, resolve_dtype
 from cauce.recipe.dump import dump_toml
@@ -67,6 +70,38 @@ def write_recipe(run_dir: Path, recipe: Recipe) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(run_dir / name)
+
+
+def new_run_folder(recipe: Recipe, name: str) -> Path:
+    """The folder of a run that begins: run.dir/run.name or, without a name, `name` and the time."""
+    folder = Path(recipe.run.dir) / (recipe.run.name or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if folder.exists() and any(folder.iterdir()):
+        if recipe.run.name:
+            raise RecipeError(
+                f"run.name={recipe.run.name!r}: {folder} exists already. Go on with it by `cauce resume {folder}`, "
+                "or choose another run.name"
+            )
+        folder = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:4]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def same_as_recorded(journal: JournalReader, digests: Mapping[str, str], *keys: str) -> None:
+    """Another model or other data under an old record would train on nonsense without a word."""
+    settings = {"model_digest": "model.path", "data_digest": "data.train"}
+    for key in keys:
+        what, recorded, found = settings[key], journal.meta[key], digests[key]
+        if recorded != found:
+            raise RecipeError(
+                f"{what} is not what this run began with: its content has digest {found[:12]}, recorded is "
+                f"{recorded[:12]}. Put the original back, or start a new run"
+            )
+
+
+def total_steps(recipe: Recipe, meta: Mapping[str, str]) -> int:
+    """Optimizer steps over which the learning rate runs; those before a fork were cut as its source cut them."""
+    steps_per_plan = recipe.learner.mini_batches * recipe.learner.epochs
+    return int(meta.get("forked_steps", "0")) + (recipe.run.plans - int(meta.get("forked_at", "0"))) * steps_per_plan
 
 
 def _with(recipe: Recipe, changes: Mapping[str, Mapping[str, object]]) -> Recipe:

@@ -5,12 +5,14 @@ it leaves in the run folder.
 """
 
 import json
+import logging
+import sqlite3
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cauce.errors import TrainingStopped
+from cauce.errors import CauceError, TrainingStopped
 from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
@@ -18,48 +20,59 @@ from cauce.metrics.tensorboard import TensorBoardWriter
 from cauce.metrics.writer import MetricsWriter, read_metrics
 from cauce.runtime.evaluation import Evaluation, write_records
 from cauce.runtime.flow import FlowSettings, RolloutFlow
+from cauce.runtime.forked import ForkTrainer, NoFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
 from cauce.runtime.trainer import Hooks, Rebuilt, Trainer, oldest_version
 from cauce.runtime.world import SystemClock
 from cauce.stages.prepare import Prepared
+from cauce.stages.record import total_steps
 from cauce.stages.stopping import StopSwitch
 from cauce.types import Group, Plan
+
+log = logging.getLogger(__name__)
 
 
 def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer) -> dict[str, Any]:
     """A run from wherever its record stands to its end."""
     began = time.time()
     writer = MetricsWriter(run_dir)
-    writer.restore({r.plan.number: r.metrics for r in journal.plans() if r.state != "planned"})
+    own_plans = journal.plans(from_number=journal.forked_at + 1)
+    writer.restore({r.plan.number: r.metrics for r in own_plans if r.state != "planned"})
     boards = [TensorBoardWriter(run_dir)] if prepared.recipe.logging.tensorboard else []
     watcher = Observers([writer, *boards, observer])
     status, details, peak = "failed", {}, 0.0
+    owner = journal.owner
+    journal.event("started", {"host": owner.host, "pid": owner.pid, "plan": journal.last_decided})
     try:
-        plan = session_plan(prepared, journal, run_dir, epoch=journal.owner.epoch)
+        plan = session_plan(prepared, journal, run_dir, epoch=owner.epoch)
         with (
             Session(
                 plan,
                 reward=prepared.reward,
                 on_event=lambda kind, detail: _tell_event(journal, watcher, kind, detail),
                 on_note=watcher.on_note,
+                only_learner=journal.is_fork,
             ) as session,
             StopSwitch(watcher.on_note) as switch,  # after Ray, which installs a handler of its own
         ):
-            watcher.on_start(_info(prepared, session, run_dir))
+            watcher.on_start(_info(prepared, journal, session, run_dir))
             watcher.on_note(session.cluster.describe())
-            training = _Training(prepared, journal, run_dir, watcher, session, switch)
+            kind = _ForkTraining if journal.is_fork else _Training
+            training = kind(prepared, journal, run_dir, watcher, session, switch)
             try:
                 status = training.train()
                 details = training.details()
             finally:
                 peak = session.sample_memory(every_s=0.0)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        # Before the switch is on, a SIGTERM comes as the SystemExit that Ray makes of it.
         details = {**details, "failure": f"{type(error).__name__}: {error}"}
-        status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        status = "failed" if isinstance(error, Exception) else "stopped"
         raise
     finally:
-        summary = _summary(prepared, run_dir, status=status, began=began, peak=peak, details=details)
+        _note_end(journal, status, str(details.get("failure", "")))
+        summary = _summary(prepared, journal, run_dir, status=status, began=began, peak=peak, details=details)
         watcher.on_end(summary)
     return summary
 
@@ -76,7 +89,6 @@ class _Training:
         session: Session,
         switch: StopSwitch,
     ) -> None:
-        assert prepared.source is not None
         self.prepared, self.journal, self.run_dir = prepared, journal, run_dir
         self.watcher, self.session, self.switch = watcher, session, switch
         recipe = prepared.recipe
@@ -87,9 +99,13 @@ class _Training:
             seed=recipe.run.seed,
             num_draws=journal.last_plan,
         )
-        self.buffer.restore(journal.accepted())
-        self.flow = RolloutFlow(
-            journal=journal,
+        self.first, self.last = 0, recipe.run.plans
+
+    def _flow(self) -> RolloutFlow:
+        prepared, recipe, session = self.prepared, self.prepared.recipe, self.session
+        assert prepared.source is not None
+        flow = RolloutFlow(
+            journal=self.journal,
             pool=session.pool,
             rewards=session.rewards,
             source=prepared.source,
@@ -104,42 +120,47 @@ class _Training:
             clock=SystemClock(),
             on_ready=self._on_ready,
         )
-        session.exchange.training = self.flow
+        session.exchange.training = flow
+        self.buffer.restore(self.journal.accepted())
+        return flow
+
+    def _trainer(self, parts: dict[str, Any]) -> Trainer:
+        return Trainer(flow=self._flow(), **parts)
 
     def train(self) -> str:
         """Trains to the end or to a stop, and returns how it ended."""
-        start = self._rebuild()
-        self.flow.version = start.version
-        trainer = Trainer(
-            recipe=self.prepared.recipe,
-            algorithm=self.prepared.algorithm,
-            journal=self.journal,
-            buffer=self.buffer,
-            flow=self.flow,
-            exchange=self.session.exchange,
-            start=start,
-            tolerance=self.prepared.tolerance,
-            run_dir=str(self.run_dir.absolute()),
-            hooks=Hooks(
-                rebuild=self._rebuild,
-                evaluate=self._evaluate,
-                on_plan=self._on_plan,
-                on_phase=self._on_phase,
-                on_note=self.watcher.on_note,
-                should_stop=lambda: self.switch.is_set,
-                extra_metrics=lambda: {"memory_mb": self.session.sample_memory()},
-            ),
+        trainer = self._trainer(
+            {
+                "recipe": self.prepared.recipe,
+                "algorithm": self.prepared.algorithm,
+                "journal": self.journal,
+                "buffer": self.buffer,
+                "exchange": self.session.exchange,
+                "start": self._rebuild(),
+                "tolerance": self.prepared.tolerance,
+                "run_dir": str(self.run_dir.absolute()),
+                "hooks": Hooks(
+                    rebuild=self._rebuild,
+                    evaluate=self._evaluate,
+                    on_plan=self._on_plan,
+                    on_phase=self._on_phase,
+                    on_note=self.watcher.on_note,
+                    should_stop=lambda: self.switch.is_set,
+                    extra_metrics=lambda: {"memory_mb": self.session.sample_memory()},
+                ),
+            }
         )
         trainer.train()
-        if trainer.version == 0 and self.switch.is_set:
+        if trainer.version == self.first and self.switch.is_set:
             return "stopped"
-        if not any(record.metrics.get("optim/grad_norm") for record in self.journal.plans()):
+        own_plans = self.journal.plans(from_number=self.first + 1)
+        if not any(record.metrics.get("optim/grad_norm") for record in own_plans):
             raise TrainingStopped(
-                f"the run ended after {trainer.version} plans, and none of them changed the weights: no group carried "
+                f"the run ended after {len(own_plans)} plans, and none of them changed the weights: no group carried "
                 "signal. Look at the reward with `cauce check`, or make the tasks easier or harder"
             )
         trainer.save_model(str(self.run_dir.absolute() / "model"))
-        if trainer.version < self.prepared.recipe.run.plans:
+        if trainer.version < self.last:
             return "stopped"
         self.journal.finish()
         return "finished"
@@ -189,6 +210,7 @@ class _Training:
             on_phase=self._on_phase,
         ).run()
         write_records(result, self.run_dir / "eval" / f"{name}.jsonl")
+        self.journal.event("evaluated", {"plan": version, "set": "test", "accuracy": result.accuracy})
         self.watcher.on_eval(version, "test", result.accuracy)
 
     def _on_plan(self, plan: Plan, metrics: dict[str, float]) -> None:
@@ -197,6 +219,20 @@ class _Training:
     def _on_phase(self, name: str, done: int, total: int) -> None:
         self.session.sample_memory()
         self.watcher.on_phase(name, done, total)
+
+
+class _ForkTraining(_Training):
+    """Trains on the plans that the record of a fork holds, and ends with the last of them."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.first, self.last = self.journal.forked_at, self.journal.last_plan
+
+    def _trainer(self, parts: dict[str, Any]) -> Trainer:
+        recipe = self.prepared.recipe
+        run = recipe.run.model_copy(update={"plans": self.last})
+        own = {**parts, "recipe": recipe.model_copy(update={"run": run})}
+        return ForkTrainer(forked_at=self.first, flow=NoFlow(), **own)
 
 
 def session_plan(prepared: Prepared, journal: JournalReader, run_dir: Path, *, epoch: int) -> SessionPlan:
@@ -209,23 +245,31 @@ def session_plan(prepared: Prepared, journal: JournalReader, run_dir: Path, *, e
         run_dir=run_dir.absolute(),  # workers may live in another folder than the driver
         owner_epoch=epoch,
         lineage=journal.meta["lineage"],
-        total_steps=prepared.total_steps,
+        total_steps=total_steps(prepared.recipe, journal.meta),
         slots=prepared.recipe.engine.slots,
     )
 
 
-def _info(prepared: Prepared, session: Session, run_dir: Path) -> RunInfo:
+def _info(prepared: Prepared, journal: Journal, session: Session, run_dir: Path) -> RunInfo:
     recipe = prepared.recipe
     return RunInfo(
         run_dir=run_dir,
         recipe_name=run_dir.name,
         model=recipe.model.path,
-        num_plans=recipe.run.plans,
+        num_plans=journal.last_plan if journal.is_fork else recipe.run.plans,
         algorithm=recipe.algorithm.name,
         cluster=session.cluster.how,
         dashboard=session.cluster.dashboard,
         eval_tasks=len(prepared.test_rows),
     )
+
+
+def _note_end(journal: Journal, status: str, failure: str) -> None:
+    """The record's last word of this owner. What ended the run may be what keeps it from being written."""
+    try:
+        journal.event("ended", {"status": status, "plan": journal.last_decided, "failure": failure[:500]})
+    except (CauceError, OSError, sqlite3.Error) as error:
+        log.warning("the end of the run is not in its journal: %s", error)
 
 
 def _tell_event(journal: Journal, watcher: Observer, kind: str, detail: dict[str, str]) -> None:
@@ -234,9 +278,19 @@ def _tell_event(journal: Journal, watcher: Observer, kind: str, detail: dict[str
 
 
 def _summary(
-    prepared: Prepared, run_dir: Path, *, status: str, began: float, peak: float, details: Mapping[str, Any]
+    prepared: Prepared,
+    journal: Journal,
+    run_dir: Path,
+    *,
+    status: str,
+    began: float,
+    peak: float,
+    details: Mapping[str, Any],
 ) -> dict[str, Any]:
-    recipe = prepared.recipe
+    recipe, num_plans = prepared.recipe, prepared.recipe.run.plans
+    if journal.is_fork:
+        meta, num_plans = journal.meta, journal.last_plan - journal.forked_at
+        details = {"fork": {k: meta[k] for k in ("forked_from", "forked_at", "fork_changes")}, **details}
     facts = {
         "model": recipe.model.path,
         "algorithm": recipe.algorithm.name,
@@ -249,7 +303,7 @@ def _summary(
         read_metrics(run_dir),
         run=str(run_dir),
         status=status,
-        num_plans=recipe.run.plans,
+        num_plans=num_plans,
         wall_s=time.time() - began,
         before=eval_stats(read_eval(run_dir / "eval" / "before.jsonl")),
         after=eval_stats(read_eval(run_dir / "eval" / "after.jsonl")),
