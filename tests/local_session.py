@@ -21,11 +21,12 @@ from cauce.runtime.pool import RolloutPool
 from cauce.runtime.remote_learner import RemoteLearner
 from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
-from cauce.runtime.session import SessionPlan, versions_kept
+from cauce.runtime.session import SessionPlan
 from cauce.runtime.world import LocalWorkers, SystemClock, Worker
 from cauce.stages import fork as fork_module
 from cauce.stages import rl
 from cauce.stages import run as run_module
+from cauce.weights.store import versions_kept
 from tests.fakes import ROOM
 
 SETTINGS: dict[str, Any] = {

@@ -55,7 +55,10 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
     out = capsys.readouterr().out
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert names == {"train", "resume", "replay", "check", "recipes", "doctor", "report", "chat"}
+    assert names == {
+        *("train", "resume", "replay", "fork", "plan", "check", "recipes", "doctor"),
+        *("runs", "show", "samples", "report", "chat"),
+    }
     assert all(name in out for name in [*names, "model"])
 
 

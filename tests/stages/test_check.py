@@ -9,7 +9,7 @@ import pytest
 from cauce.errors import DataError, RewardError
 from cauce.recipe.models import DataSettings, LearnerSettings, ModelSettings, Recipe, RewardSettings
 from cauce.stages.check import check, render
-from cauce.stages.estimate import estimate, read_size
+from cauce.stages.estimate import memory_by_role, read_size
 from tests.tiny import byte_tokenizer, tiny_model
 
 ROWS = [{"question": f"{n} + 1?", "answer": f"count\n#### {n + 1}", "level": n} for n in range(20)]
@@ -110,8 +110,8 @@ def test_sizes_agree_with_the_weights_and_grow_as_they_should(model_folder: Path
     assert (size.layers, size.kv_width, size.context) == (2, 16, 64)
     base = Recipe()
     more = base.model_copy(update={"algorithm": base.algorithm.model_copy(update={"kl_coef": 0.1})})
-    plain, with_reference = (dict(estimate(r, size, mean_prompt=10, longest_prompt=20).memory) for r in (base, more))
+    plain, with_reference = (dict(memory_by_role(r, size, mean_prompt=10, longest_prompt=20)) for r in (base, more))
     assert with_reference["learner"] - plain["learner"] in (2 * elements, 4 * elements)
     two = base.model_copy(update={"rollout": base.rollout.model_copy(update={"actors": 2})})
-    assert "rollout actor 2" in dict(estimate(two, size, mean_prompt=10, longest_prompt=20).memory)
+    assert "rollout actor 2" in dict(memory_by_role(two, size, mean_prompt=10, longest_prompt=20))
     assert read_size(model_folder / "nothing") is None

@@ -131,7 +131,7 @@ def test_killed_anywhere_a_fork_resumes_to_the_same_weights(
     local: type[LocalSession], source: Path, tmp_path: Path
 ) -> None:
     straight = forked(source, tmp_path / "a", 1, *OTHER)
-    local.learner = dying(LearnerWorker, "checksum", call=2, after=True)
+    local.learner = dying(LearnerWorker, "checksum", call=3, after=True)  # the first is the redo of plan 1
     with pytest.raises(Killed):
         forked(source, tmp_path / "b", 1, *OTHER, "checkpoint.every=1")
     local.learner = LearnerWorker

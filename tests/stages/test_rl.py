@@ -204,7 +204,7 @@ def test_a_replay_of_a_live_run_disturbs_nothing(local: type[LocalSession], tiny
         train_locally(tiny, run, observer=Watcher(kill_after=2))
     before = (run / "journal.db").stat().st_size
     with Journal.open(run) as journal:
-        assert rl.replay(run) == rl.ReplayResult(plans=2, divergent_plan=None)
+        assert rl.replay(run) == rl.ReplayResult(plans=2, divergent_plan=None, until=2)
         journal.event("still", {"mine": 1})
     assert (run / "journal.db").stat().st_size >= before
 
@@ -216,3 +216,105 @@ def test_the_final_model_can_be_trained_on(local: type[LocalSession], tiny: Path
     assert again["status"] == "finished"
     with pytest.raises(ModelError):
         train_locally(tmp_path / "first" / "payloads", tmp_path / "third", run__plans=1)
+
+
+# What a person asks afterwards
+
+
+def test_words_for_what_a_resume_refuses(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
+    """A setting of the learning leads to a fork, one of the samples to a new run."""
+    run = tmp_path / "run"
+    train_locally(tiny, run, run__plans=1)
+    with pytest.raises(RecipeError, match=r"cauce fork .*/run --at PLAN --set learner\.lr=1\.0$"):
+        rl.changed_recipe(run, ["learner.lr=1"])
+    with pytest.raises(RecipeError, match=r"For another rollout\.group_size start a new run$"):
+        rl.changed_recipe(run, ["rollout.group_size=8", "learner.lr=1"])
+    text = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(text.replace("lr = 0.01", "lr = 0.02"))
+    with pytest.raises(RecipeError, match=r"put these settings back.*--set learner\.lr=0\.02$"):
+        rl.changed_recipe(run, [])
+
+
+def test_a_live_change_is_an_event(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_locally(tiny, run, run__plans=1)
+    resume_locally(run, overrides=["run.plans=2", "checkpoint.keep=3"])
+    with Journal.read_only(run) as journal:
+        assert [e.detail for e in journal.events("settings")] == [
+            {"changed": "run.plans: 1 -> 2; checkpoint.keep: 2 -> 3"}
+        ]
+        assert [e.kind for e in journal.events() if e.kind in ("started", "ended")] == ["started", "ended"] * 2
+        assert [e.detail["status"] for e in journal.events("ended")] == ["finished", "finished"]
+
+
+def test_rows_given_in_python_need_not_be_given_again(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    odd = [{**row, "level": i / 3, "tags": ("a", {"b": None})} for i, row in enumerate(ROWS)]
+    with pytest.raises(Killed):
+        train_locally(tiny, run, rows=odd, test_rows=ROWS[:3], observer=Watcher(kill_after=1))
+    assert rl.resume(run, reward=letters)["status"] == "finished"
+    train_locally(tiny, straight, rows=odd, test_rows=ROWS[:3])
+    assert checksums(run) == checksums(straight)
+    assert (run / "eval" / "after.jsonl").read_text() == (straight / "eval" / "after.jsonl").read_text()
+    (run / "data" / "test.jsonl").unlink()
+    (run / "data" / "train.jsonl").unlink()
+    with pytest.raises(RecipeError, match=r"Trainer\.resume\('.*/run', reward=\.\.\., data=\.\.\., test=\.\.\.\)"):
+        rl.resume(run)
+
+
+def falsify(run: Path, plan: int) -> None:
+    import sqlite3
+
+    with sqlite3.connect(run / "journal.db") as db:
+        db.execute("UPDATE plan SET checksum = 'false' || substr(checksum, 6) WHERE number = ?", (plan,))
+
+
+def test_a_replay_of_some_plans_narrows_a_difference(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_locally(tiny, run, run__plans=6, checkpoint__every=2, checkpoint__keep=3)
+    falsify(run, 3)
+    whole = rl.replay(run)
+    assert (whole.divergent_plan, whole.plans, whole.after, whole.until) == (3, 3, 0, 6)  # it ends there
+    before, after = rl.replay(run, until_plan=2), rl.replay(run, from_plan=4)
+    assert (before.divergent_plan, before.plans, before.after) == (None, 2, 0)
+    assert (after.divergent_plan, after.after) == (3, 2)  # checkpoint 2 is the newest before plan 4
+    later = rl.replay(run, from_plan=5, until_plan=5)
+    assert (later.divergent_plan, later.plans, later.after) == (None, 1, 4)
+    for wrong in ({"from_plan": 7}, {"until_plan": 7}, {"from_plan": 4, "until_plan": 3}):
+        with pytest.raises(RecipeError, match="has the plans 1 to 6 to replay"):
+            rl.replay(run, **wrong)
+    with Journal.open(run) as journal:
+        recorded = json.loads(journal.meta["fingerprint"])
+        journal.set_meta("fingerprint", json.dumps({**recorded, "threads": "64"}))
+    assert rl.replay(run).other_numerics == (f"threads 64 in the record, {recorded['threads']} here",)
+
+
+def test_a_checkpoint_that_the_record_does_not_know_is_not_gone_on_from(
+    local: type[LocalSession], tiny: Path, tmp_path: Path
+) -> None:
+    """G16: the learner's files are of plan 4, the record ends with plan 2; both go on from plan 2."""
+    import shutil
+
+    run, longer = tmp_path / "run", tmp_path / "longer"
+    train_locally(tiny, longer, run__plans=4)
+    with pytest.raises(Killed):
+        train_locally(tiny, run, run__plans=4, checkpoint__every=2, observer=Watcher(kill_after=3))
+    shutil.copytree(longer / "checkpoints" / "plan_000004", run / "checkpoints" / "plan_000004")
+    watcher = Watcher()
+    resume_locally(run, observer=watcher)
+    assert any("1 plans after checkpoint plan_000002 were trained again" in note for note in watcher.notes)
+    assert checksums(run) == checksums(longer)
+
+
+def test_exactly_the_newest_checkpoints_stay_after_resumes(
+    local: type[LocalSession], tiny: Path, tmp_path: Path
+) -> None:
+    """G17: keep 2, resumed twice."""
+    run = tmp_path / "run"
+    train_locally(tiny, run, run__plans=3, checkpoint__every=1, checkpoint__keep=2)
+    for plans in (4, 6):
+        resume_locally(run, overrides=[f"run.plans={plans}"])
+        kept = [plans - 1, plans]
+        assert sorted(f.name for f in (run / "checkpoints").iterdir()) == [f"plan_{plan:06d}" for plan in kept]
+        with Journal.read_only(run) as journal:
+            assert [record.plan for record in journal.checkpoints()] == kept

@@ -1,4 +1,5 @@
-"""`cauce check`: show what a run would do with these rows and this reward, before anything trains."""
+"""`cauce plan` and `cauce check`: what a run would need, and what it would do with these rows and this reward, before
+anything trains."""
 
 import typer
 
@@ -14,3 +15,18 @@ def check(recipe: RecipeName, settings: Settings = None) -> None:
     from cauce.stages import check as stage
 
     typer.echo(stage.render(stage.check(loaded)))
+
+
+def plan(recipe: RecipeName, settings: Settings = None) -> None:
+    """Show batch sizes, processes, memory per role and what fits; read no rows and start nothing.
+
+    Only model.path must be given, or nothing at all: memory is left out then.
+    """
+    from cauce.recipe import load_recipe
+
+    unneeded = ("model.path", "data.train", "reward.fn")
+    loaded = load_recipe(name_first(recipe, "RECIPE"), settings or [], given=unneeded)
+
+    from cauce.stages import plan as stage
+
+    typer.echo(stage.render(stage.plan(loaded)))

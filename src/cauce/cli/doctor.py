@@ -17,6 +17,8 @@ from typing import Literal
 
 import typer
 
+from cauce.runtime.machine import cpu_quota, memory, read_text
+
 GIB = 2**30
 QUICKSTART_MEMORY = 6 * GIB
 QUICKSTART_DISK = 6 * GIB
@@ -109,18 +111,8 @@ def _cores(root: Path) -> Fact:
     return Fact(name="cores", value=str(usable))
 
 
-def cpu_quota(root: Path) -> float | None:
-    """Return the smallest CPU quota of the control groups this process is in, in cores; None without one."""
-    quotas = []
-    for text in _cgroup_files(root, "cpu.max"):
-        limit, _, period = text.partition(" ")
-        if limit != "max" and period:
-            quotas.append(int(limit) / int(period))
-    return min(quotas, default=None)
-
-
 def _instructions(root: Path) -> Fact:
-    flags = set(_read(root / "proc/cpuinfo").split())
+    flags = set(read_text(root / "proc/cpuinfo").split())
     present = [flag for flag in _FLAGS if flag in flags]
     value = " ".join(present) or "unknown"
     if _BF16_FLAGS & flags:
@@ -142,30 +134,6 @@ def _memory(root: Path) -> Fact:
         remedy = f"the quickstart is made for {QUICKSTART_MEMORY / GIB:.0f} GiB"
         return Fact(name="memory", value=value, verdict="note", remedy=remedy)
     return Fact(name="memory", value=value)
-
-
-def memory(root: Path) -> tuple[int, int]:
-    """Return (total, available) bytes that this process may use: the machine's, cut by its control groups."""
-    lines = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
-    if "MemTotal" in lines:
-        total = int(lines["MemTotal"].split()[0]) * 1024
-        available = int(lines.get("MemAvailable", lines["MemTotal"]).split()[0]) * 1024
-    else:  # not Linux
-        total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [int(text) for text in _cgroup_files(root, "memory.max") if text != "max"]
-    limits += [int(text) for text in [_read(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")] if text]
-    limit = min([total, *limits])
-    used = [int(text) for text in _cgroup_files(root, "memory.current")]
-    return limit, min(available, limit - min([*used, limit])) if limit < total and used else min(available, limit)
-
-
-def _cgroup_files(root: Path, name: str) -> list[str]:
-    """Return one control file's text in this process's group and in those above it, inner ones first."""
-    group = next((line[3:] for line in _read(root / "proc/self/cgroup").splitlines() if line[:3] == "0::"), "/")
-    base = root / "sys/fs/cgroup"
-    inner = base / group.strip("/")
-    folders = [inner, *(parent for parent in inner.parents if parent == base or base in parent.parents)]
-    return [text for text in (_read(folder / name) for folder in folders) if text]
 
 
 def _shared_memory(root: Path) -> Fact:
@@ -196,11 +164,3 @@ def _models() -> Fact:
         return Fact(name="models", value=", ".join(names))
     remedy = "cauce model pull SmolLM2-135M-Instruct"
     return Fact(name="models", value="none pulled", verdict="note", remedy=remedy)
-
-
-def _read(path: Path) -> str:
-    """Return the stripped text of a small system file; empty where it is missing or closed to us."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -1,7 +1,8 @@
 """`cauce`: all commands in one list, and the one place where errors become words and exit codes.
 
 Exit codes: 0 done; 2 something the user wrote is wrong (a recipe, a row, an option); 1 any other failure that
-Cauce knows; 130 after Ctrl-C. CAUCE_DEBUG=1 shows the traceback of an error that is otherwise one message.
+Cauce knows; 130 after a stop by Ctrl-C or SIGTERM. CAUCE_DEBUG=1 shows the traceback of an error that is otherwise
+one message.
 """
 
 import os
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 from cauce import __version__
-from cauce.cli import chat, check, doctor, inspect, model, train
+from cauce.cli import chat, check, doctor, inspect, model, runs, train
 from cauce.errors import CauceError, DataError, RecipeError
 
 # `--section.key value` must reach the command as it was typed.
@@ -45,12 +46,17 @@ def _root(
 app.command(context_settings=_SETTINGS, rich_help_panel="Train")(train.train)
 app.command(context_settings=_SETTINGS, rich_help_panel="Train")(train.resume)
 app.command(rich_help_panel="Train")(train.replay)
+app.command(rich_help_panel="Train")(train.fork)
+app.command(context_settings=_SETTINGS, rich_help_panel="Before a run")(check.plan)
 app.command(context_settings=_SETTINGS, rich_help_panel="Before a run")(check.check)
 app.command(rich_help_panel="Before a run")(inspect.recipes)
 app.command(rich_help_panel="Before a run")(doctor.doctor)
 app.add_typer(model.app, name="model", rich_help_panel="Before a run")
-app.command(rich_help_panel="After a run")(inspect.report)
-app.command(rich_help_panel="After a run")(chat.chat)
+app.command(rich_help_panel="Runs")(runs.runs)
+app.command(rich_help_panel="Runs")(runs.show)
+app.command(rich_help_panel="Runs")(runs.samples)
+app.command(rich_help_panel="Runs")(inspect.report)
+app.command(rich_help_panel="Runs")(chat.chat)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

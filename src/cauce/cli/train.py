@@ -1,6 +1,6 @@
-"""`cauce train`, `resume` and `replay`: start a run, go on with one, prove one.
+"""`cauce train`, `resume`, `replay` and `fork`: start a run, go on with one, prove one, train one otherwise.
 
-The work is done by `cauce.stages.rl`; here are the arguments, the view that watches, the report at the end,
+The work is done by `cauce.stages`; here are the arguments, the view that watches, the report at the end,
 and what is said when a run stops early: with the journal nothing is lost, so the last line says how to go on.
 """
 
@@ -14,7 +14,7 @@ from cauce.errors import RecipeError
 from cauce.metrics.observer import NullObserver, Observer, Observers, RunInfo
 
 Result = TypeVar("Result")
-STOPPED = 130  # exit code after Ctrl-C, as shells have it
+STOPPED = 130  # exit code after Ctrl-C or SIGTERM, as shells have it of the former
 
 RecipeName = Annotated[
     str,
@@ -72,19 +72,66 @@ def resume(
     _end(watch(work, live=live, again=f"cauce resume {run_dir}"))
 
 
-def replay(run: RunName) -> None:
+def replay(
+    run: RunName,
+    from_plan: Annotated[
+        int | None, typer.Option("--from-plan", min=1, help="Begin at the newest checkpoint before this plan.")
+    ] = None,
+    until_plan: Annotated[int | None, typer.Option("--until-plan", min=1, help="End with this plan.")] = None,
+) -> None:
     """Derive a run's weights again from its journal, and name the first plan that differs."""
     run_dir = run_folder(run)
 
     from cauce.stages import rl
 
     again = f"cauce replay {run_dir}"
-    result = watch(lambda observer: rl.replay(run_dir, observer=observer), live=False, again=again)
-    if result.divergent_plan is not None:
-        message = f"plan {result.divergent_plan} is the first whose weights differ from the record"
-        typer.secho(message, fg=typer.colors.RED, err=True)
-        raise typer.Exit(1)
-    typer.echo(f"{result.plans} plans replayed: the weights after each equal the record, bit for bit")
+    result = watch(
+        lambda observer: rl.replay(run_dir, from_plan=from_plan, until_plan=until_plan, observer=observer),
+        live=False,
+        again=again,
+    )
+    begin = f"checkpoint plan_{result.after:06d}" if result.after else "the initial weights"
+    if result.divergent_plan is None:
+        typer.echo(f"{result.plans} plans replayed from {begin}: the weights after each equal the record, bit for bit")
+        return
+    found = result.divergent_plan
+    message = f"plan {found} is the first after {begin} whose weights differ from the record"
+    typer.secho(message, fg=typer.colors.RED, err=True)
+    if result.other_numerics:
+        typer.echo(
+            f"this machine computes otherwise than the record says: {'; '.join(result.other_numerics)}", err=True
+        )
+    if found < result.until:
+        typer.echo(f"what came after it: {again} --from-plan {found + 1} begins at a later checkpoint, if one is kept")
+    raise typer.Exit(1)
+
+
+def fork(
+    run: RunName,
+    at: Annotated[int, typer.Option("--at", min=0, help="The last plan that both share; 0: from the first weights.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="section.key=value", help="A setting of the fork; may be given several times."),
+    ] = None,
+) -> None:
+    """Train on from a recorded run with something changed, on the same samples, without generating.
+
+    For example: cauce fork RUN --at 10 --set algorithm.name=dr_grpo --set learner.lr=1e-5
+    """
+    run_dir = run_folder(run)
+
+    from cauce.recipe import apply_overrides, load_resolved
+
+    live = apply_overrides(load_resolved(run_dir), changes or []).logging.live
+
+    def work(observer: Observer) -> dict[str, Any]:
+        from cauce.stages.fork import fork as stage
+
+        return stage(run_dir, at=at, overrides=changes or [], observer=observer)
+
+    summary = watch(work, live=live)
+    _end(summary)
+    typer.echo(f"the report of the fork shows both runs; so does that of the source: cauce report {run_dir}")
 
 
 def name_first(word: str, what: str) -> str:
@@ -123,7 +170,7 @@ def watch(work: Callable[[Observer], Result], *, live: bool, again: str = "") ->
     try:
         # The report is written before the view, told after it, names its path.
         return work(Observers([ending, ReportObserver(), make_view(live=live)]))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # SIGTERM while Ray starts comes as the latter
         if not again and ending.run_dir is not None:
             again = f"cauce resume {ending.run_dir}"
         _say_stopped(again)

@@ -11,6 +11,8 @@ import fcntl
 import json
 import os
 import socket
+import struct
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -55,9 +57,11 @@ class OwnerLock:
         self._path = path
         self._file = file
         self._pid = os.getpid()
+        self.owner: Owner | None = None
 
     def describe(self, owner: Owner) -> None:
         """Write who owns the run, for the message that refuses the next one."""
+        self.owner = owner
         text = owner.to_json().encode()
         os.pwrite(self._file.fileno(), text, 0)
         os.ftruncate(self._file.fileno(), len(text))
@@ -94,6 +98,48 @@ def acquire(run_dir: Path, *, takeover: bool) -> OwnerLock:
         lock = _replace(path) if takeover else _take(path)
         _HELD[_key(path)] = lock
     return lock
+
+
+def live_owner(run_dir: Path) -> Owner | None:
+    """The process that owns the run now, asked for without taking the lock from it; None where there is none.
+
+    Where the system cannot say who holds a record lock, an owner on this host counts as alive while its pid does.
+    """
+    path = run_dir / LOCK_NAME
+    with _HELD_LOCK:
+        mine = _HELD.get(_key(path))
+        if mine is not None and mine._pid == os.getpid():
+            return mine.owner  # opening the file here and closing it would drop the lock
+        try:
+            text = path.read_text(errors="replace")
+            with path.open("rb") as file:
+                is_held = _is_locked(file.fileno())
+        except OSError:
+            return None
+    owner = Owner.from_json(text)
+    if is_held is None:
+        is_held = owner is not None and owner.host == socket.gethostname() and _is_alive(owner.pid)
+    return owner if is_held else None
+
+
+def _is_locked(descriptor: int) -> bool | None:
+    """Whether another process holds a record lock on the file; None where this system is asked another way."""
+    if sys.platform != "linux":
+        return None
+    fields = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+    asked = fields.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind: int = fields.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _take(path: Path) -> OwnerLock:

@@ -261,6 +261,10 @@ class JournalReader:
             for time, kind, detail in self._rows(query, kind, kind)
         ]
 
+    def select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of any other question, in SQL; the tables are in schema.py."""
+        return self._rows(query, *values)
+
     # -- private --
 
     @timed

@@ -10,6 +10,7 @@ from typing import Any
 
 from cauce.metrics.names import TIME_PARTS
 from cauce.metrics.summary import EvalStats
+from cauce.report.family import Relative
 
 MAX_DISTINCT = 12  # rewards with at most so many values are counted by value, others in bins
 NUM_BINS = 20
@@ -27,6 +28,12 @@ CURVES: tuple[tuple[str, str, str, str], ...] = (  # metric, title, colour, what
         "Sampler against learner",
         "$ratio",
         "Mean |log ratio| per token. Small where both compute in one precision; a jump means stale weights.",
+    ),
+    (
+        "sampler/effective_sample_size",
+        "Effective sample size",
+        "$entropy",
+        "Share of the tokens that count once weighed by how likely this policy finds them. Near 1: as if its own.",
     ),
     ("response/length_mean", "Answer length", "$length", "Tokens per answer, truncated ones included."),
     ("response/truncated_fraction", "Truncated answers", "$truncated", "Share that hit the token limit."),
@@ -54,7 +61,10 @@ CURVES: tuple[tuple[str, str, str, str], ...] = (  # metric, title, colour, what
 )
 ALWAYS_ZERO_IS_DULL = {"policy/clip_fraction_high", "policy/clip_fraction_low", "policy/kl_reference"}
 PART_COLOURS = {part: "$score" if part == "reward" else f"${part}" for part in TIME_PARTS}
-SHARES = {"response/truncated_fraction", "reward/zero_variance_fraction"}
+SHARES = {"response/truncated_fraction", "reward/zero_variance_fraction", "sampler/effective_sample_size"}
+# What the samples decide is the same in a run and its forks; what the learner does with them is compared.
+COMPARED = ("loss/", "policy/", "optim/", "sampler/")
+KIN_COLOURS = tuple(f"$kin{i}" for i in range(1, 7))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +115,20 @@ def learning_figure(
     )
 
 
-def metric_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """One small curve for each metric that the run has."""
+def metric_figures(
+    rows: Sequence[Mapping[str, Any]], *, name: str = "this run", others: Sequence[Relative] = ()
+) -> list[Figure]:
+    """One small curve for each metric that the run has, with those of its relatives where they can differ."""
     figures = []
     for metric, title, colour, note in CURVES:
         plans, values = _series(rows, metric)
-        if not plans or (metric in ALWAYS_ZERO_IS_DULL and not any(values)):
+        is_dull = metric in ALWAYS_ZERO_IS_DULL or (metric == "tokens_per_s" and bool(others))
+        if not plans or (is_dull and not any(values)):
             continue
+        traces = [_line(plans, values, metric, colour)]
+        kin = _kin_lines(metric, others) if metric.startswith(COMPARED) else []
+        if kin:
+            traces = [*kin, {**traces[0], "name": name}]
         axis: dict[str, Any] = {"tickformat": ".0%"} if metric in SHARES else {"exponentformat": "power"}
         if metric not in ("loss/policy",):
             axis["rangemode"] = "tozero"
@@ -120,11 +137,21 @@ def metric_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
                 key=metric.replace("/", "-"),
                 title=title,
                 note=note,
-                traces=[_line(plans, values, metric, colour)],
-                layout={"yaxis": axis},
+                traces=traces,
+                layout={"yaxis": axis, "showlegend": bool(kin)},
             )
         )
     return figures
+
+
+def _kin_lines(metric: str, others: Sequence[Relative]) -> list[dict[str, Any]]:
+    lines = []
+    for other, colour in zip(others, KIN_COLOURS, strict=False):
+        plans, values = _series(other.rows, metric)
+        if plans:
+            line = _line(plans, values, other.name, colour)
+            lines.append({**line, "line": {**line["line"], "dash": "solid" if other.forked_at is None else "dot"}})
+    return lines
 
 
 def time_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:

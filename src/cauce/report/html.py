@@ -17,12 +17,14 @@ from typing import Any
 from cauce.errors import DataError, JournalError
 from cauce.metrics.summary import EvalAnswer, EvalStats, eval_stats, gold_of, read_eval
 from cauce.metrics.writer import read_metrics
+from cauce.report.family import family
 from cauce.report.figures import Figure, learning_figure, metric_figures, reward_figure, time_figure
 from cauce.report.samples import JournalView, ReportSample, load_journal
 from cauce.report.tables import (
     comparison_table,
     environment_line,
     events_table,
+    family_table,
     lead_line,
     recipe_block,
     tiles,
@@ -56,13 +58,15 @@ def render(run_dir: Path) -> str:
     journal, trouble = _read_journal(run_dir)
     before, after = read_eval(run_dir / "eval" / "before.jsonl"), read_eval(run_dir / "eval" / "after.jsonl")
     learning = [figure for figure in [learning_figure(rows, eval_points(run_dir, rows))] if figure]
-    curves = metric_figures(rows)
+    own, others = family(run_dir)
+    curves = metric_figures(rows, name=own.name, others=others)
     ends = (journal.first_rewards, journal.last_rewards) if journal else ({}, {})
     costs = [figure for figure in [time_figure(rows), reward_figure(*ends)] if figure]
     stats = eval_stats(before), eval_stats(after)
     pairs = _pairs(before, after)
     sections = [
         tiles(rows, summary, *stats),
+        _section("Original and forks", kin) if (kin := family_table(own, others)) else "",
         _section("Learning", _figures(learning) or '<p class="empty">No plan has been applied yet.</p>'),
         _section("Before and after", comparison_table(*stats) + _pair_viewer(pairs)),
         _section("Samples", _sample_viewer(journal, trouble)),

@@ -102,13 +102,21 @@ def token_texts(decode: Decode, token_ids: list[int]) -> list[str]:
 
 
 def decoder_of(run_dir: Path) -> Decode | None:
-    """The run's tokenizer: from its model folder, else a checkpoint, else the model that it started from."""
-    from cauce.models.load import load_tokenizer
+    """The run's tokenizer: from its model folder, else a checkpoint, else the model that it started from.
 
+    A tokenizer.json is enough and quick; only where there is none is transformers asked.
+    """
     folders = [run_dir / "model", *sorted((run_dir / "checkpoints").glob("plan_*"), reverse=True)]
     names = [str(folder) for folder in folders if (folder / "tokenizer_config.json").exists()]
     names += [name for name in [_model_path(run_dir)] if name]
     for name in names[:1]:
+        if (file := Path(name) / "tokenizer.json").is_file():
+            from tokenizers import Tokenizer
+
+            core = Tokenizer.from_file(str(file))
+            return lambda ids: str(core.decode(ids, skip_special_tokens=False))
+        from cauce.models.load import load_tokenizer
+
         try:
             tokenizer = load_tokenizer(name)
         except (CauceError, OSError, ValueError) as error:

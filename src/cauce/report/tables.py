@@ -11,9 +11,12 @@ from typing import Any
 from cauce.journal.queries import EventRecord
 from cauce.metrics.progress import duration
 from cauce.metrics.summary import EvalStats, tokens_per_s
+from cauce.report.family import Relative
 
 MAX_EVENTS = 200
 ENVIRONMENT = ("python", "platform", "machine", "cauce", "torch", "transformers", "ray", "cpus")
+ROUTINE = ("started", "ended", "evaluated", "forked")  # in every run, and no news by themselves
+RESTARTS = ("started", "ended")
 STATUSES = ("finished", "stopped", "failed")
 
 
@@ -79,10 +82,55 @@ def comparison_table(before: EvalStats | None, after: EvalStats | None) -> str:
     return f'<div class="card scroll"><table>{head}{body}</table></div>'
 
 
+def family_table(own: Relative, others: Sequence[Relative]) -> str:
+    """A run beside the one it was forked from, and beside its forks; empty where it is alone."""
+    if not others and own.forked_at is None:
+        return ""
+    members = sorted([own, *others], key=lambda member: member.forked_at is not None)
+    body = "".join(_member_row(member, is_own=member is own) for member in members)
+    head = "".join(
+        f"<th{' class=number' if is_number else ''}>{name}</th>"
+        for name, is_number in (
+            ("run", False),
+            ("shares plans", False),
+            ("changed", False),
+            ("own plans", True),
+            ("effective sample size", True),
+            ("entropy", True),
+        )
+    )
+    source = "" if own.forked_at is None or len(others) else " The run it was forked from is not beside it any more."
+    note = (
+        "A fork trains on the recorded samples of its source, without generating: rewards and lengths are the "
+        "source's. Its samples come from a policy that it leaves more with every plan; the truncated importance "
+        "correction weighs them, and the effective sample size says how much of the last plan still counted. Near "
+        "100 % a fork tells what the source would have become; far below it does not." + source
+    )
+    table = f'<div class="card scroll"><table><tr>{head}</tr>{body}</table></div>'
+    return f'{table}<p class="note">{note}</p>'
+
+
+def _member_row(member: Relative, *, is_own: bool) -> str:
+    done = [row for row in member.rows if row["plan"] > 0]
+    last = done[-1] if done else {}
+    share, entropy = last.get("sampler/effective_sample_size"), last.get("policy/entropy")
+    cells = [
+        f"<td>{f'<b>{escape(member.name)}</b>' if is_own else escape(member.name)}</td>",
+        f"<td>{'the source' if member.forked_at is None else f'up to {member.forked_at}'}</td>",
+        f"<td>{escape(member.changes) or '-'}</td>",
+        f"<td class=number>{len(done)}</td>",
+        f"<td class=number>{'-' if share is None else f'{100 * share:.1f} %'}</td>",
+        f"<td class=number>{'-' if entropy is None else f'{entropy:.3f}'}</td>",
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
 def events_table(events: Sequence[EventRecord], rows: Sequence[Mapping[str, Any]]) -> str:
     """Deaths, restarts, drops and the rest of what the journal noted, newest last."""
     skipped = [str(row["plan"]) for row in rows if row.get("optim/skipped")]
     text = f'<p class="note">Plans with skipped steps (non-finite numbers): {", ".join(skipped)}</p>' if skipped else ""
+    starts = sum(event.kind == "started" for event in events)
+    events = [event for event in events if event.kind not in ROUTINE or (starts > 1 and event.kind in RESTARTS)]
     if not events:
         return '<p class="empty">Nothing went wrong and nothing was restarted.</p>' + text if not skipped else text
     counts = ", ".join(f"{count} {kind}" for kind, count in Counter(event.kind for event in events).most_common())

@@ -26,7 +26,7 @@ from cauce.runtime.remote_learner import RemoteLearner
 from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
 from cauce.runtime.world import SystemClock, Worker
-from cauce.weights.store import choose_folder, sweep_orphans
+from cauce.weights.store import choose_folder, sweep_orphans, versions_kept
 
 HANG_S = 120.0  # a slice of work lasts half a second; a worker silent for this long is stuck
 STALL_S = 1800.0
@@ -238,8 +238,3 @@ class Session:
     def _all_workers(self) -> list[Worker]:
         found = self.pool.members() + self.rewards.members()
         return found if self._learner_worker is None else [*found, self._learner_worker]
-
-
-def versions_kept(max_staleness: int) -> int:
-    """Published versions that stay: in a synchronous run nobody reads an old one while a new one is written."""
-    return max_staleness + 2 if max_staleness else 1

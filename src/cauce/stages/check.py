@@ -1,8 +1,8 @@
 """`cauce check`: what a recipe amounts to, found out before any model's weights load and before Ray starts.
 
 Shows the detected shape of the rows and why, one rendered prompt, the gold answer, what the reward says of it
-and of an empty answer, how long prompts are, batch arithmetic, memory and time. Nothing is trained or
-written. The same steps at the start of a run are in prepare.py; the estimates are in estimate.py.
+and of an empty answer, how long prompts are, then what `cauce plan` shows (plan.py), and about how long a plan takes.
+Nothing is trained or written. The same steps at the start of a run are in prepare.py; the estimates in estimate.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from cauce.data.source import RowSource, load_rows
 from cauce.environments.single_turn import PromptSurvey, RenderedPrompt, SingleTurn, survey_prompts
 from cauce.models.load import load_tokenizer, local_folder
-from cauce.recipe.checks import batch_arithmetic, check_recipe, recipe_warnings
+from cauce.recipe.checks import check_recipe, recipe_warnings
 from cauce.recipe.models import Recipe
 from cauce.rewards.load import load_reward
 from cauce.rewards.reward import Reward
-from cauce.stages.estimate import Estimate, ModelSize, estimate, read_size
+from cauce.stages.estimate import Estimate, estimate, read_size
+from cauce.stages.plan import PlanReport, batch_lines, longest_prompt, plan_for, role_lines
 from cauce.types import Outcome, Row
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class CheckReport:
     reward_columns: dict[str, list[str]]  # reward function -> the columns it is given
     survey: PromptSurvey
     num_surveyed: int
-    batch: list[tuple[str, int]]
-    size: ModelSize | None
+    plan: PlanReport
     estimate: Estimate | None
     num_plans: int
     warnings: tuple[str, ...]
@@ -88,7 +88,7 @@ def check(
     loaded.require(source.columns)
     size = read_size(folder) if folder else None
     spread = [source[i] for i in _spread(len(source), SURVEYED)]
-    survey = survey_prompts(environment, spread, limit=_prompt_limit(recipe, size))
+    survey = survey_prompts(environment, spread, limit=longest_prompt(recipe, size))
     scored = tuple(_score_gold(row, source, loaded) for row in _rows_to_score(source))
     held_out = load_rows(recipe.data.test, settings=recipe.data, split="test") if recipe.data.test else None
     return CheckReport(
@@ -100,9 +100,10 @@ def check(
         reward_columns={f.name: f.columns_read(source.columns) for f in loaded.functions},
         survey=survey,
         num_surveyed=len(spread),
-        batch=batch_arithmetic(recipe),
-        size=size,
-        estimate=_estimate(recipe, size, survey),
+        plan=plan_for(
+            recipe, size, mean_prompt=survey.mean, longest_prompt=min(survey.longest, longest_prompt(recipe, size))
+        ),
+        estimate=estimate(recipe, size, mean_prompt=survey.mean) if size else None,
         num_plans=recipe.run.plans,
         warnings=(
             *source.warnings,
@@ -115,22 +116,10 @@ def check(
 
 def render(report: CheckReport) -> str:
     """The report as text for a terminal."""
-    blocks = [_data_lines(report), _reward_lines(report), _table("Batch", report.batch), _cost_lines(report)]
+    plan = report.plan
+    blocks = [_data_lines(report), _reward_lines(report), batch_lines(plan), role_lines(plan), _time_lines(report)]
     blocks.append(["Warnings", *(f"  ! {warning}" for warning in report.warnings)] if report.warnings else [])
     return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-def _prompt_limit(recipe: Recipe, size: ModelSize | None) -> int:
-    """data.max_prompt_tokens, or what the model's context leaves before one new token."""
-    limit = recipe.data.max_prompt_tokens
-    return limit if size is None or size.context is None else min(limit, size.context - 1)
-
-
-def _estimate(recipe: Recipe, size: ModelSize | None, survey: PromptSurvey) -> Estimate | None:
-    if size is None:
-        return None
-    longest = min(survey.longest, _prompt_limit(recipe, size))
-    return estimate(recipe, size, mean_prompt=survey.mean, longest_prompt=longest)
 
 
 def _spread(size: int, count: int) -> list[int]:
@@ -238,25 +227,17 @@ def _reward_lines(report: CheckReport) -> list[str]:
     return lines
 
 
-def _cost_lines(report: CheckReport) -> list[str]:
-    if report.size is None or report.estimate is None:
-        return ["Memory and time", "  not estimated: the model's config is not at hand"]
+def _time_lines(report: CheckReport) -> list[str]:
     cost = report.estimate
-    total = sum(size for _, size in cost.memory)
+    if cost is None:
+        return []
     plan_s = cost.generate_s + cost.learn_s
-    lines = [f"Memory and time, estimated for {report.size.num_parameters / 1e6:,.1f} million parameters"]
-    lines += [f"  {name:<34} {size / 2**30:8.2f} GiB" for name, size in (*cost.memory, ("together", total))]
     return [
-        *lines,
+        "Time",
         f"  one plan on this machine, about    {plan_s:8.1f} s   (generate {cost.generate_s:.1f}, "
         f"learn {cost.learn_s:.1f})",
         f"  {report.num_plans} plans, about {plan_s * report.num_plans / 60:,.0f} minutes, evaluation aside",
     ]
-
-
-def _table(title: str, entries: Sequence[tuple[str, int]]) -> list[str]:
-    width = max(len(name) for name, _ in entries)
-    return [title, *(f"  {name:<{width}}  {value:>12,}" for name, value in entries)]
 
 
 def _said(outcome: Outcome | None) -> str:

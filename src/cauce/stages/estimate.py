@@ -1,5 +1,5 @@
-"""Memory per role and time per plan, before any weights load: arithmetic over the model's config, and one
-small product of matrices, timed on this machine. Estimates, to tell 6 GB from 60 and a minute from an hour;
+"""Memory per role and time per plan, before any weights load: arithmetic over the model's config and, for the
+time, one small product of matrices on this machine. Estimates, to tell 6 GB from 60 and a minute from an hour;
 what a run really takes is in its summary. Leaves out GPUs, which are not timed here, and mixtures of experts.
 """
 
@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from cauce.engine.prepack import PackedLinear
 from cauce.models.load import resolve_dtype
 from cauce.recipe.models import Recipe
+from cauce.weights.store import versions_kept
 
 PROCESS_BYTES = 450 * 2**20  # Python with torch, transformers and ray imported
 LOGITS_BYTES = 3 * 64 * 2**20  # a chunk of float32 logits, its softmax and its gradient
@@ -41,9 +42,8 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a run will about need on this machine."""
+    """How long a plan will about take on this machine."""
 
-    memory: tuple[tuple[str, int], ...]  # role and bytes, actors one by one
     generate_s: float  # per plan, every answer at its full length
     learn_s: float  # per plan, every group carrying signal
 
@@ -80,8 +80,26 @@ def read_size(folder: Path) -> ModelSize | None:
     )
 
 
-def estimate(recipe: Recipe, size: ModelSize, *, mean_prompt: float, longest_prompt: int) -> Estimate:
-    """Memory and time of a recipe on this machine's CPUs."""
+def memory_by_role(
+    recipe: Recipe, size: ModelSize, *, mean_prompt: float, longest_prompt: int
+) -> tuple[tuple[str, int], ...]:
+    """What each process of a run needs, in bytes; rollout actors one by one."""
+    engine_dtype, learner_dtype = resolve_dtype(recipe.engine.dtype), resolve_dtype(recipe.learner.dtype)
+    answers = recipe.learner.tasks_per_plan * recipe.rollout.group_size
+    plan_tokens = mean_prompt * recipe.learner.tasks_per_plan + answers * recipe.rollout.max_tokens
+    one_actor = _rollout_bytes(recipe, size, engine_dtype, longest_prompt)
+    versions = versions_kept(recipe.buffer.max_staleness) + 1  # a new one is written before the oldest goes
+    published = versions * size.num_parameters * engine_dtype.itemsize
+    return (
+        ("learner", _learner_bytes(recipe, size, learner_dtype, plan_tokens)),
+        *((f"rollout actor {i + 1}", one_actor) for i in range(recipe.rollout.actors)),
+        (f"published weights, {versions} versions", published),
+        (f"{recipe.reward.workers} reward workers and the driver", (recipe.reward.workers + 1) * PROCESS_BYTES),
+    )
+
+
+def estimate(recipe: Recipe, size: ModelSize, *, mean_prompt: float) -> Estimate:
+    """Time of a recipe on this machine's CPUs."""
     engine_dtype, learner_dtype = resolve_dtype(recipe.engine.dtype), resolve_dtype(recipe.learner.dtype)
     tasks, answers = recipe.learner.tasks_per_plan, recipe.learner.tasks_per_plan * recipe.rollout.group_size
     prompt_tokens = mean_prompt * tasks
@@ -94,18 +112,6 @@ def estimate(recipe: Recipe, size: ModelSize, *, mean_prompt: float, longest_pro
     passes += recipe.learner.mini_batches * recipe.learner.epochs > 1  # log-probs before the first step
     passes += recipe.algorithm.kl_coef > 0  # log-probs of the reference
     return Estimate(
-        memory=(
-            ("learner", _learner_bytes(recipe, size, learner_dtype, prompt_tokens + new_tokens)),
-            *(
-                (f"rollout actor {i + 1}", _rollout_bytes(recipe, size, engine_dtype, longest_prompt))
-                for i in range(recipe.rollout.actors)
-            ),
-            ("published weights, two versions", 2 * size.num_parameters * engine_dtype.itemsize),
-            (
-                f"{recipe.reward.workers} reward workers and the driver",
-                (recipe.reward.workers + 1) * PROCESS_BYTES,
-            ),
-        ),
         generate_s=OVERHEAD * (new_tokens * forward / decode_rate + prompt_tokens * forward / learn_rate),
         learn_s=OVERHEAD * passes * (prompt_tokens + new_tokens) * forward / learn_rate,
     )

@@ -90,6 +90,11 @@ class WeightStore:
         return self.folder / f"version_{version:06d}.safetensors"
 
 
+def versions_kept(max_staleness: int) -> int:
+    """Published versions that stay: in a synchronous run nobody reads an old one while a new one is written."""
+    return max_staleness + 2 if max_staleness else 1
+
+
 def choose_folder(run_dir: Path, *, run_id: str, bytes_needed: int) -> Path:
     """Shared memory where the versions that are kept fit with room to spare, else RUN/weights."""
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
