@@ -1,6 +1,6 @@
 """One plan, from groups to new weights: a pure function of (weights, plan, samples) behind the learner's verbs.
 
-The trainer, the redo after a crash, `cauce replay` and, later, `cauce fork` all train through `learn`, so that what
+The trainer, the redo after a crash, `cauce replay` and `cauce fork` all train through `learn`, so that what
 they do cannot drift apart.
 """
 
