@@ -93,7 +93,8 @@ class Trainer:
         settings: Mapping[str, Any] | None = None,
         observer: Observer | None = None,
     ) -> dict[str, Any]:
-        """Goes on with a run that stopped; what was given as Python objects must be given again."""
+        """Goes on with a run that stopped. A reward that is a Python object must be given again; rows are kept in the
+        run folder, where JSON can hold them."""
         return rl.resume(
             run,
             overrides=[f"{key}={_toml(value)}" for key, value in (settings or {}).items()],

@@ -122,7 +122,7 @@ def test_a_plan_begins_with_a_clean_slate() -> None:
     first = each.finish()
     each.start()
     second = each.finish()
-    assert (first["time/journal"], first["tokens_per_s"]) == (0.0, 0.0)
+    assert (first["time/journal"], "tokens_per_s" in first) == (0.0, False)
     assert first["time/sync"] == pytest.approx(1.0)
     assert second["time/sync"] == 0.0
     assert all(value >= 0 for value in second.values())

@@ -71,6 +71,7 @@ def test_a_worker_that_is_silent_too_long_is_killed_and_its_work_is_lost() -> No
 
 
 def test_deaths_in_a_row_stop_the_run_with_the_last_cause() -> None:
+    """H16."""
     rig = Rig(1, default="die")
 
     def die() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cauce.errors import TrainingStopped
 from cauce.journal import Journal
+from cauce.journal.overview import read_overview
 from cauce.runtime.roles import WorkResult
 from tests.local_session import ROWS, Killed, LocalSession, Watcher, checksums, resume_locally, train_locally
 from tests.runtime.test_trainer import equal, poisoned
@@ -30,6 +31,23 @@ def test_a_short_run_of_skipped_plans_is_not_finished(local: type[LocalSession],
     with pytest.raises(TrainingStopped):
         train_locally(tiny, tmp_path / "run", run__plans=2, observer=watcher)
     assert watcher.ends[0]["status"] == "failed"
+
+
+@pytest.mark.timeout(30)
+def test_an_error_in_every_engine_ends_the_run_with_it(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
+    """H16: the trainer does not wait on a buffer that nothing will fill."""
+
+    class Raising(local.rollout):  # type: ignore[name-defined]
+        def work(self, **kwargs: Any) -> WorkResult:
+            raise ValueError("the cache has no slot 65")
+
+    local.rollout = Raising
+    watcher = Watcher()
+    with pytest.raises(ValueError, match="the cache has no slot 65"):
+        train_locally(tiny, tmp_path / "run", rollout__actors=2, observer=watcher)
+    assert watcher.ends[0]["status"] == "failed"
+    assert "the cache has no slot 65" in watcher.ends[0]["failure"]
+    assert read_overview(tmp_path / "run").failure == "ValueError: the cache has no slot 65"
 
 
 @pytest.mark.timeout(60)

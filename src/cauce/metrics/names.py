@@ -150,7 +150,9 @@ METRICS: tuple[MetricName, ...] = (
         "eval_reward",
         "val-core/<source>/...",
     ),
-    MetricName("tokens_per_s", "tokens sampled for the plan, divided by time/total", "", "perf/throughput"),
+    MetricName(
+        "tokens_per_s", "tokens sampled for the plan, divided by time/total; not where none were", "", "perf/throughput"
+    ),
     MetricName("staleness/max", "learner version minus the oldest version among the plan's groups, when planned"),
     MetricName("learner/tokens", "tokens that entered the loss of this plan"),
     MetricName("learner/skipped_groups", "groups without signal whose forward pass was skipped (tokens still count)"),

@@ -8,7 +8,6 @@ more a plan. Nothing is generated, so nothing is published and nothing evaluated
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -42,10 +41,6 @@ class NoFlow:
 class ForkTrainer(Trainer):
     """Finishes the plans of the record, in their order."""
 
-    def __init__(self, *, forked_at: int, **parts: Any) -> None:
-        super().__init__(**parts)
-        self._forked_at = forked_at
-
     def train(self) -> None:
         self.finish_planned()
         self.checkpoint_if_due()
@@ -62,7 +57,7 @@ class ForkTrainer(Trainer):
 
     def staleness(self, groups: Sequence[Group]) -> int:
         """Versions since the newest one that the learner and the oldest token of the plan have in common."""
-        return max(self.version - min(oldest_version(group), self._forked_at) for group in groups)
+        return max(self.version - min(oldest_version(group), self.journal.forked_at) for group in groups)
 
     def publish(self) -> None:
         """Nobody reads the weights of a fork while it trains."""

@@ -93,7 +93,9 @@ class PhaseTimer:
         total += self._carried_sync
         known = generate + reward + learn + checksum + sync + journal
         self._carried_sync = 0.0
-        return {
+        tokens = self._exchange.num_tokens - self._tokens_at_start
+        speed = {"tokens_per_s": tokens / total} if tokens else {}  # a recorded plan needs none
+        return speed | {
             "time/total": total,
             "time/generate": generate,
             "time/reward": reward,
@@ -102,7 +104,6 @@ class PhaseTimer:
             "time/sync": sync,
             "time/journal": journal,
             "time/idle": max(0.0, total - known),
-            "tokens_per_s": (self._exchange.num_tokens - self._tokens_at_start) / total if total else 0.0,
         }
 
     def carry_sync(self, seconds: float) -> None:

@@ -191,8 +191,11 @@ def _first_weights(
     newest = newest_checkpoint(source, journal, at_most=at)
     if newest is not None and newest[0] == at:
         # Files of a checkpoint are never written again, only unlinked: both runs can have the same ones.
-        write_beside(folder, lambda beside: _link_files(newest[1], beside))
-        return folder, {}
+        try:
+            write_beside(folder, lambda beside: _link_files(newest[1], beside))
+            return folder, {}
+        except FileNotFoundError:  # a source that goes on has pruned it meanwhile
+            pass
     plan = session_plan(base, journal, target, epoch=1)
     with Session(
         plan, reward=None, on_event=lambda kind, detail: None, on_note=watcher.on_note, only_learner=True

@@ -14,6 +14,11 @@ from typing import Any
 Rows = str | Iterable[Mapping[str, Any]]
 
 
+def listed(rows: Rows | None) -> Rows | None:
+    """Rows that can be gone over more than once."""
+    return rows if rows is None or isinstance(rows, str) else list(rows)
+
+
 def keep_rows(run_dir: Path, split: str, rows: Rows | None) -> None:
     """Writes rows that are no file yet; nothing where a value has no JSON form."""
     if rows is None or isinstance(rows, str):

@@ -18,7 +18,7 @@ from cauce.recipe.models import Recipe
 from cauce.runtime.recovery import load_newest, redo
 from cauce.runtime.session import Session
 from cauce.stages.fork import why_not
-from cauce.stages.given import Rows, keep_rows, kept_rows
+from cauce.stages.given import Rows, keep_rows, kept_rows, listed
 from cauce.stages.prepare import prepare
 from cauce.stages.record import (
     as_recorded,
@@ -62,6 +62,7 @@ def train(
         rows, test_rows: data in place of data.train and data.test.
         reward: a callable (or several) in place of reward.fn.
     """
+    rows, test_rows = listed(rows), listed(test_rows)
     prepared = prepare(with_dtypes(recipe), rows=rows, test_rows=test_rows, reward=reward)
     run_dir = new_run_folder(recipe, name or "run")
     write_recipe(run_dir, recipe)

@@ -23,7 +23,7 @@ from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.forked import ForkTrainer, NoFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
-from cauce.runtime.trainer import Hooks, Rebuilt, Trainer, oldest_version
+from cauce.runtime.trainer import Hooks, Rebuilt, TaskFlow, Trainer, oldest_version
 from cauce.runtime.world import SystemClock
 from cauce.stages.prepare import Prepared
 from cauce.stages.record import total_steps
@@ -80,6 +80,8 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
 class _Training:
     """The trainer with its hooks: evaluation, reporting, rebuilding a learner."""
 
+    trainer: type[Trainer] = Trainer
+
     def __init__(
         self,
         prepared: Prepared,
@@ -100,8 +102,9 @@ class _Training:
             num_draws=journal.last_plan,
         )
         self.first, self.last = 0, recipe.run.plans
+        self.flow = self._make_flow()
 
-    def _flow(self) -> RolloutFlow:
+    def _make_flow(self) -> TaskFlow:
         prepared, recipe, session = self.prepared, self.prepared.recipe, self.session
         assert prepared.source is not None
         flow = RolloutFlow(
@@ -124,31 +127,30 @@ class _Training:
         self.buffer.restore(self.journal.accepted())
         return flow
 
-    def _trainer(self, parts: dict[str, Any]) -> Trainer:
-        return Trainer(flow=self._flow(), **parts)
-
     def train(self) -> str:
         """Trains to the end or to a stop, and returns how it ended."""
-        trainer = self._trainer(
-            {
-                "recipe": self.prepared.recipe,
-                "algorithm": self.prepared.algorithm,
-                "journal": self.journal,
-                "buffer": self.buffer,
-                "exchange": self.session.exchange,
-                "start": self._rebuild(),
-                "tolerance": self.prepared.tolerance,
-                "run_dir": str(self.run_dir.absolute()),
-                "hooks": Hooks(
-                    rebuild=self._rebuild,
-                    evaluate=self._evaluate,
-                    on_plan=self._on_plan,
-                    on_phase=self._on_phase,
-                    on_note=self.watcher.on_note,
-                    should_stop=lambda: self.switch.is_set,
-                    extra_metrics=lambda: {"memory_mb": self.session.sample_memory()},
-                ),
-            }
+        start = self._rebuild()
+        self.flow.version = start.version
+        run = self.prepared.recipe.run.model_copy(update={"plans": self.last})
+        trainer = self.trainer(
+            recipe=self.prepared.recipe.model_copy(update={"run": run}),
+            algorithm=self.prepared.algorithm,
+            journal=self.journal,
+            buffer=self.buffer,
+            flow=self.flow,
+            exchange=self.session.exchange,
+            start=start,
+            tolerance=self.prepared.tolerance,
+            run_dir=str(self.run_dir.absolute()),
+            hooks=Hooks(
+                rebuild=self._rebuild,
+                evaluate=self._evaluate,
+                on_plan=self._on_plan,
+                on_phase=self._on_phase,
+                on_note=self.watcher.on_note,
+                should_stop=lambda: self.switch.is_set,
+                extra_metrics=lambda: {"memory_mb": self.session.sample_memory()},
+            ),
         )
         trainer.train()
         if trainer.version == self.first and self.switch.is_set:
@@ -224,15 +226,14 @@ class _Training:
 class _ForkTraining(_Training):
     """Trains on the plans that the record of a fork holds, and ends with the last of them."""
 
+    trainer = ForkTrainer
+
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.first, self.last = self.journal.forked_at, self.journal.last_plan
 
-    def _trainer(self, parts: dict[str, Any]) -> Trainer:
-        recipe = self.prepared.recipe
-        run = recipe.run.model_copy(update={"plans": self.last})
-        own = {**parts, "recipe": recipe.model_copy(update={"run": run})}
-        return ForkTrainer(forked_at=self.first, flow=NoFlow(), **own)
+    def _make_flow(self) -> TaskFlow:
+        return NoFlow()
 
 
 def session_plan(prepared: Prepared, journal: JournalReader, run_dir: Path, *, epoch: int) -> SessionPlan:
