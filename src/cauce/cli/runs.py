@@ -201,8 +201,7 @@ def _record(sample: "FoundSample", decode: Callable[[list[int]], str] | None) ->
 
 def _print_samples(records: Iterable[Mapping[str, Any]], limit: int) -> None:
     table = _table("plan", "task", "n", "reward", "logp", "tokens", "version", "end", "prompt", "answer")
-    for name in ("prompt", "answer"):
-        column = table.columns[["prompt", "answer"].index(name) - 2]
+    for column in table.columns[-2:]:
         column.no_wrap, column.overflow, column.ratio = True, "ellipsis", 1
     table.expand = True
     for record in records:

@@ -41,7 +41,7 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
     writer.restore({r.plan.number: r.metrics for r in own_plans if r.state != "planned"})
     boards = [TensorBoardWriter(run_dir)] if prepared.recipe.logging.tensorboard else []
     watcher = Observers([writer, *boards, observer])
-    status, details, peak = "failed", {}, 0.0
+    status, details, peak = "", {}, 0.0
     owner = journal.owner
     journal.event("started", {"host": owner.host, "pid": owner.pid, "plan": journal.last_decided})
     try:
@@ -71,8 +71,11 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
         status = "failed" if isinstance(error, Exception) else "stopped"
         raise
     finally:
-        _note_end(journal, status, str(details.get("failure", "")))
-        summary = _summary(prepared, journal, run_dir, status=status, began=began, peak=peak, details=details)
+        if status:
+            _note_end(journal, status, str(details.get("failure", "")))
+        summary = _summary(
+            prepared, journal, run_dir, status=status or "failed", began=began, peak=peak, details=details
+        )
         watcher.on_end(summary)
     return summary
 
