@@ -58,6 +58,8 @@ def test_the_page_of_a_fork_overlays_both(folder: Path) -> None:
     page = write_report(folder / "faster").read_text(encoding="utf-8")
     assert "Original and forks" in page
     assert "learner.lr: 0.01 -&gt; 0.05" in page
+    assert "A fork generates nothing, so it has no evaluation." in page
+    assert "reward of training samples" not in page  # the source's, not its own
     assert "Nothing went wrong and nothing was restarted." in page  # a fork is no incident
     figures = figures_of(page)
     assert [trace["name"] for trace in figures["loss-policy"]["traces"]] == ["source", "dr", "faster"]

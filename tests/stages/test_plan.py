@@ -1,5 +1,6 @@
 """`cauce plan`: its numbers are those of the run, and what it says fits does."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,10 @@ def machine(folder: Path, *, available: int) -> Path:
 
 @pytest.mark.parametrize("available", [3, 8, 64])
 def test_the_most_that_fits_fits_and_one_more_does_not(tiny: Path, tmp_path: Path, available: int) -> None:
-    recipe, size = Recipe(model=ModelSettings(path=str(tiny))), read_size(tiny)
-    assert size is not None
+    many = LearnerSettings(tasks_per_plan=10**6)  # so that memory is what limits
+    recipe, found = Recipe(model=ModelSettings(path=str(tiny)), learner=many), read_size(tiny)
+    assert found is not None
+    size = replace(found, context=None)
     lengths = {"mean_prompt": 40, "longest_prompt": 100}
     report = plan_for(recipe, size, root=machine(tmp_path, available=available * GIB), **lengths)
     assert (report.available, report.total < report.available) == (available * GIB, True)
@@ -67,6 +70,13 @@ def test_what_does_not_fit_is_said(tiny: Path, tmp_path: Path) -> None:
         rollout=RolloutSettings(cpus=3, actors=4), learner=LearnerSettings(cpus=2), cluster=ClusterSettings(cpus=4)
     )
     assert "no room for a rollout worker" in render(plan(crowded))
+
+
+def test_more_than_has_an_effect_is_not_offered(tiny: Path, tmp_path: Path) -> None:
+    recipe, size = Recipe(model=ModelSettings(path=str(tiny))), read_size(tiny)
+    report = plan_for(recipe, size, mean_prompt=40, longest_prompt=100, root=machine(tmp_path, available=64 * GIB))
+    most = {fit.key: fit.most for fit in report.fits}
+    assert (most["engine.slots"], most["rollout.max_tokens"]) == (64, 256 - 100)
 
 
 def test_without_a_model_only_memory_is_left_out() -> None:

@@ -1,6 +1,7 @@
 """Train, resume and replay: run folders, what a resume may change, whose record it is, and how a run ends."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.local_session import (
     resume_locally,
     train_locally,
 )
+from tests.runtime.test_recovery import falsify
 from tests.tiny import tiny_model
 
 
@@ -262,13 +264,6 @@ def test_rows_given_in_python_need_not_be_given_again(local: type[LocalSession],
         rl.resume(run)
 
 
-def falsify(run: Path, plan: int) -> None:
-    import sqlite3
-
-    with sqlite3.connect(run / "journal.db") as db:
-        db.execute("UPDATE plan SET checksum = 'false' || substr(checksum, 6) WHERE number = ?", (plan,))
-
-
 def test_a_replay_of_some_plans_narrows_a_difference(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_locally(tiny, run, run__plans=6, checkpoint__every=2, checkpoint__keep=3)
@@ -293,8 +288,6 @@ def test_a_checkpoint_that_the_record_does_not_know_is_not_gone_on_from(
     local: type[LocalSession], tiny: Path, tmp_path: Path
 ) -> None:
     """G16: the learner's files are of plan 4, the record ends with plan 2; both go on from plan 2."""
-    import shutil
-
     run, longer = tmp_path / "run", tmp_path / "longer"
     train_locally(tiny, longer, run__plans=4)
     with pytest.raises(Killed):

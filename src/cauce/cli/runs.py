@@ -167,7 +167,7 @@ def _tables(journal: "JournalReader") -> "list[tuple[str, Table]]":
     if events := journal.events():
         table = _table("when", "kind", "detail")
         for event in events[-SHOWN:]:
-            detail = ", ".join(f"{name}: {value}" for name, value in event.detail.items() if value != "")
+            detail = ", ".join(f"{name}: {_plain(value)}" for name, value in event.detail.items() if value != "")
             table.add_row(_when(event.time), event.kind, _escape(detail))
         kinds = [event.kind for event in events]
         counts = _counted({kind: kinds.count(kind) for kind in dict.fromkeys(kinds)})
@@ -254,7 +254,13 @@ def _answer_text(record: Mapping[str, Any]) -> str:
 
 
 def _one_line(text: str) -> str:
-    return text.strip().replace("\n", "\u21b5")
+    """Fit for a terminal: what a model says may hold control characters."""
+    line = text.strip().replace("\n", "\u21b5")
+    return "".join(letter if letter.isprintable() else "\u00b7" for letter in line)
+
+
+def _plain(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _number(value: float | None) -> str:

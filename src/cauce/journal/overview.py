@@ -4,6 +4,7 @@ Works on a run that goes on, and disturbs nothing. Settings are read as plain TO
 be listed too.
 """
 
+import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class Overview:
     failure: str
     plans: int  # decided, those before a fork included
     num_plans: int
-    reward: float | None  # mean, of the last plan that knows one
+    reward: float | None  # mean, of the last plan that was applied
     accuracy: float | None  # of the last evaluation
     accuracy_plan: int
     started: float | None  # unix time
@@ -63,10 +64,7 @@ def overview(journal: JournalReader) -> Overview:
     last = max(marks, key=lambda event: event.time) if marks else None
     ended = last if last is not None and last.kind == "ended" else None
     evals = journal.events("evaluated")
-    rewards = journal.select(
-        "SELECT json_extract(metrics, '$.\"reward/mean\"') AS reward FROM plan "
-        "WHERE reward IS NOT NULL ORDER BY number DESC LIMIT 1"
-    )
+    newest = journal.select("SELECT metrics FROM plan WHERE state = 'applied' ORDER BY number DESC LIMIT 1")
     return Overview(
         run_dir=run_dir,
         run_id=meta.get("run_id", ""),
@@ -78,7 +76,7 @@ def overview(journal: JournalReader) -> Overview:
         failure=str(ended.detail.get("failure", "")) if ended and not owner else "",
         plans=journal.last_decided,
         num_plans=journal.last_plan if journal.is_fork else int(recipe.get("run", {}).get("plans", 0)),
-        reward=rewards[0][0] if rewards else None,
+        reward=json.loads(newest[0][0]).get("reward/mean") if newest else None,
         accuracy=evals[-1].detail["accuracy"] if evals else None,
         accuracy_plan=int(evals[-1].detail["plan"]) if evals else 0,
         started=min((event.time for event in marks), default=None),

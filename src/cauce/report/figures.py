@@ -64,6 +64,7 @@ PART_COLOURS = {part: "$score" if part == "reward" else f"${part}" for part in T
 SHARES = {"response/truncated_fraction", "reward/zero_variance_fraction", "sampler/effective_sample_size"}
 # What the samples decide is the same in a run and its forks; what the learner does with them is compared.
 COMPARED = ("loss/", "policy/", "optim/", "sampler/")
+OWN_COLOUR = "$reward"  # among relatives one colour is one run, in every figure
 KIN_COLOURS = tuple(f"$kin{i}" for i in range(1, 7))
 
 
@@ -128,7 +129,7 @@ def metric_figures(
         traces = [_line(plans, values, metric, colour)]
         kin = _kin_lines(metric, others) if metric.startswith(COMPARED) else []
         if kin:
-            traces = [*kin, {**traces[0], "name": name}]
+            traces = [*kin, _line(plans, values, name, OWN_COLOUR)]
         axis: dict[str, Any] = {"tickformat": ".0%"} if metric in SHARES else {"exponentformat": "power"}
         if metric not in ("loss/policy",):
             axis["rangemode"] = "tozero"

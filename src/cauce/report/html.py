@@ -33,6 +33,7 @@ from cauce.report.tables import (
 MAX_SAMPLES = 240
 MAX_PAIRS = 100
 BUTTONS = '<button type="button">Previous</button><button type="button">Next</button><span class="count"></span>'
+NO_PLANS = '<p class="empty">No plan has been applied yet.</p>'
 EMPTY_SAMPLES = '<p class="empty">No samples: the journal holds no applied plan yet.</p>'
 
 
@@ -57,18 +58,20 @@ def render(run_dir: Path) -> str:
     summary = _read_summary(run_dir)
     journal, trouble = _read_journal(run_dir)
     before, after = read_eval(run_dir / "eval" / "before.jsonl"), read_eval(run_dir / "eval" / "after.jsonl")
-    learning = [figure for figure in [learning_figure(rows, eval_points(run_dir, rows))] if figure]
     own, others = family(run_dir)
+    is_fork = own.forked_at is not None
+    figure = None if is_fork else learning_figure(rows, eval_points(run_dir, rows))
+    learning = [figure] if figure else []
     curves = metric_figures(rows, name=own.name, others=others)
     ends = (journal.first_rewards, journal.last_rewards) if journal else ({}, {})
     costs = [figure for figure in [time_figure(rows), reward_figure(*ends)] if figure]
     stats = eval_stats(before), eval_stats(after)
     pairs = _pairs(before, after)
     sections = [
-        tiles(rows, summary, *stats),
+        tiles(rows, summary, *stats, is_fork=is_fork),
         _section("Original and forks", kin) if (kin := family_table(own, others)) else "",
-        _section("Learning", _figures(learning) or '<p class="empty">No plan has been applied yet.</p>'),
-        _section("Before and after", comparison_table(*stats) + _pair_viewer(pairs)),
+        "" if is_fork else _section("Learning", _figures(learning) or NO_PLANS),
+        _section("Before and after", comparison_table(*stats, is_fork=is_fork) + _pair_viewer(pairs)),
         _section("Samples", _sample_viewer(journal, trouble)),
         _section("Inside the learner", _figures(curves)) if curves else "",
         _section("Time and rewards", _figures(costs)) if costs else "",

@@ -34,8 +34,10 @@ def tiles(
     summary: Mapping[str, Any],
     before: EvalStats | None,
     after: EvalStats | None,
+    *,
+    is_fork: bool = False,
 ) -> str:
-    """The run in six numbers."""
+    """The run in six numbers. The rewards of a fork are its source's, and no number of its own."""
     done = [row for row in rows if row["plan"] > 0]
     made = []
     if before and after:
@@ -46,7 +48,7 @@ def tiles(
             _tile("held-out accuracy before", f"{before.accuracy:.3f}", f"{before.low:.2f} to {before.high:.2f}")
         )
     rewards = [row["reward/mean"] for row in done if row.get("reward/mean") is not None]
-    if rewards:
+    if rewards and not is_fork:
         value = f"{rewards[0]:.3f} &rarr; {rewards[-1]:.3f}" if len(rewards) > 1 else f"{rewards[0]:.3f}"
         made.append(_tile("reward", value, "first and last plan" if len(rewards) > 1 else "of the only plan"))
     of = f"of {summary['num_plans']}" if summary.get("num_plans") else ""
@@ -61,9 +63,11 @@ def tiles(
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
-def comparison_table(before: EvalStats | None, after: EvalStats | None) -> str:
+def comparison_table(before: EvalStats | None, after: EvalStats | None, *, is_fork: bool = False) -> str:
     """Held-out answers before against after."""
     sides = (before, after)
+    if is_fork:
+        return '<p class="empty">A fork generates nothing, so it has no evaluation. Ask its model.</p>'
     if not any(sides):
         return '<p class="empty">No evaluation: data.test is not set, or the run stopped before it.</p>'
     lines = [
@@ -106,7 +110,7 @@ def family_table(own: Relative, others: Sequence[Relative]) -> str:
         "correction weighs them, and the effective sample size says how much of the last plan still counted. Near "
         "100 % a fork tells what the source would have become; far below it does not." + source
     )
-    table = f'<div class="card scroll"><table><tr>{head}</tr>{body}</table></div>'
+    table = f'<div class="card scroll"><table class=kin><tr>{head}</tr>{body}</table></div>'
     return f'{table}<p class="note">{note}</p>'
 
 

@@ -25,11 +25,11 @@ SIZED = ("rollout.actors", "engine.slots", "rollout.max_tokens", "learner.token_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """One setting that memory depends on, and the most that fits while the others stay."""
+    """One setting that memory depends on, and the most of it that fits and has an effect, while the others stay."""
 
     key: str
     now: int
-    most: int  # 0: not even 1 fits; MOST_TRIED: this much more would fit
+    most: int  # 0: not even 1 fits; MOST_TRIED: memory does not limit it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,9 @@ def plan_for(
         cpus=cpus,
         placement=placement,
         refusal=_refusal(recipe, placement, cpus=cpus, available=available),
-        fits=tuple(_fit(recipe, key, needed, available) for key in SIZED) if size else (),
+        fits=tuple(_fit(recipe, key, needed, available, _useful(recipe, size, longest_prompt)) for key in SIZED)
+        if size
+        else (),
         warnings=tuple(recipe_warnings(recipe)),
     )
 
@@ -112,10 +114,10 @@ def role_lines(report: PlanReport) -> list[str]:
     if report.size is None:
         return [*lines, "", "Memory", "  not estimated: the model's config is not at hand"]
     entries = (*report.memory, ("together", report.total), ("available now", report.available))
-    lines += ["", f"Memory, estimated for {report.size.num_parameters / 1e6:,.1f} million parameters"]
+    lines += ["", f"Memory, estimated for {report.size.num_parameters:,} parameters"]
     lines += [f"  {name:<34} {size / GIB:8.2f} GiB" for name, size in entries]
     verdict = "fits" if report.total <= report.available else "! does not fit"
-    lines.append(f"  {verdict}; the most of each setting that does, the others as they are:")
+    lines.append(f"  {verdict}; the most of each setting that does and has an effect, the others as they are:")
     return lines + [f"  {fit.key:<34} {_most(fit):>8}   (now {fit.now:,})" for fit in report.fits]
 
 
@@ -152,4 +154,5 @@ def _fit(recipe: Recipe, key: str, needed: Callable[[Recipe], tuple[tuple[str, i
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if is_enough(middle) else (low, middle)
-    return Fit(key=key, now=getattr(getattr(recipe, section), name), most=low)
+    most = min(low, useful.get(key, MOST_TRIED))
+    return Fit(key=key, now=getattr(getattr(recipe, section), name), most=most)
