@@ -138,7 +138,19 @@ def _refusal(recipe: Recipe, placement: Placement, *, cpus: int, available: int)
     return ""
 
 
-def _fit(recipe: Recipe, key: str, needed: Callable[[Recipe], tuple[tuple[str, int], ...]], available: int) -> Fit:
+def _useful(recipe: Recipe, size: ModelSize, longest_prompt: int) -> dict[str, int]:
+    """Above these a setting has no effect, or the model's context is over."""
+    in_flight = recipe.learner.tasks_per_plan * recipe.rollout.group_size * (recipe.buffer.max_staleness + 1)
+    return {"engine.slots": in_flight} | ({"rollout.max_tokens": size.context - longest_prompt} if size.context else {})
+
+
+def _fit(
+    recipe: Recipe,
+    key: str,
+    needed: Callable[[Recipe], tuple[tuple[str, int], ...]],
+    available: int,
+    useful: dict[str, int],
+) -> Fit:
     """The largest value of one setting with which everything fits, found by halving; memory grows with each."""
     section, name = key.split(".")
 
