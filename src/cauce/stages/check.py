@@ -17,7 +17,7 @@ from cauce.recipe.models import Recipe
 from cauce.rewards.load import load_reward
 from cauce.rewards.reward import Reward
 from cauce.stages.estimate import Estimate, estimate, read_size
-from cauce.stages.plan import PlanReport, batch_lines, longest_prompt, plan_for, role_lines
+from cauce.stages.plan import PlanReport, batch_lines, plan_for, prompt_limit, role_lines
 from cauce.types import Outcome, Row
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def check(
     loaded.require(source.columns)
     size = read_size(folder) if folder else None
     spread = [source[i] for i in _spread(len(source), SURVEYED)]
-    survey = survey_prompts(environment, spread, limit=longest_prompt(recipe, size))
+    survey = survey_prompts(environment, spread, limit=prompt_limit(recipe, size))
     scored = tuple(_score_gold(row, source, loaded) for row in _rows_to_score(source))
     held_out = load_rows(recipe.data.test, settings=recipe.data, split="test") if recipe.data.test else None
     return CheckReport(
@@ -101,7 +101,7 @@ def check(
         survey=survey,
         num_surveyed=len(spread),
         plan=plan_for(
-            recipe, size, mean_prompt=survey.mean, longest_prompt=min(survey.longest, longest_prompt(recipe, size))
+            recipe, size, mean_prompt=survey.mean, longest_prompt=min(survey.longest, prompt_limit(recipe, size))
         ),
         estimate=estimate(recipe, size, mean_prompt=survey.mean) if size else None,
         num_plans=recipe.run.plans,

@@ -56,7 +56,7 @@ def plan(recipe: Recipe) -> PlanReport:
     check_recipe(recipe)
     folder = resolve_path(recipe.model.path) if recipe.model.path else None
     size = read_size(folder) if folder is not None and folder.is_dir() else None
-    longest = longest_prompt(recipe, size)
+    longest = prompt_limit(recipe, size)
     return plan_for(recipe, size, mean_prompt=longest, longest_prompt=longest)
 
 
@@ -79,14 +79,12 @@ def plan_for(
         cpus=cpus,
         placement=placement,
         refusal=_refusal(recipe, placement, cpus=cpus, available=available),
-        fits=tuple(_fit(recipe, key, needed, available, _useful(recipe, size, longest_prompt)) for key in SIZED)
-        if size
-        else (),
+        fits=tuple(_fit(recipe, key, needed, available, _useful(recipe, size)) for key in SIZED) if size else (),
         warnings=tuple(recipe_warnings(recipe)),
     )
 
 
-def longest_prompt(recipe: Recipe, size: ModelSize | None) -> int:
+def prompt_limit(recipe: Recipe, size: ModelSize | None) -> int:
     """data.max_prompt_tokens, or what the model's context leaves before one new token."""
     limit = recipe.data.max_prompt_tokens
     return limit if size is None or size.context is None else min(limit, size.context - 1)
@@ -138,10 +136,10 @@ def _refusal(recipe: Recipe, placement: Placement, *, cpus: int, available: int)
     return ""
 
 
-def _useful(recipe: Recipe, size: ModelSize, longest_prompt: int) -> dict[str, int]:
-    """Above these a setting has no effect, or the model's context is over."""
+def _useful(recipe: Recipe, size: ModelSize) -> dict[str, int]:
+    """Above these a setting has no effect, or leaves no room for a prompt in the model's context."""
     in_flight = recipe.learner.tasks_per_plan * recipe.rollout.group_size * (recipe.buffer.max_staleness + 1)
-    return {"engine.slots": in_flight} | ({"rollout.max_tokens": size.context - longest_prompt} if size.context else {})
+    return {"engine.slots": in_flight} | ({"rollout.max_tokens": size.context - 1} if size.context else {})
 
 
 def _fit(
