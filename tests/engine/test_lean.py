@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import GraniteConfig, PreTrainedConfig, StableLmConfig
+from transformers import GraniteConfig, PreTrainedConfig
 
 from cauce.engine.native import NativeEngine
 from cauce.errors import ModelError
@@ -82,12 +82,11 @@ def test_biases_of_attention_and_mlp_count(tmp_path: Path, bias: bool) -> None:
 
 def test_other_models_run_their_own_forward(tmp_path: Path) -> None:
     # GPT-2 has other parts; GeGLU instead of SwiGLU is another activation; Granite has the same parts as Llama and
-    # scales what passes between them, which only the numbers show; StableLM's norms have biases.
+    # scales what passes between them, which only the numbers show.
     folders = [
         tiny_model(tmp_path / "gpt2", "gpt2"),
         tiny_model(tmp_path / "gelu", "llama", hidden_act="gelu"),
         save(tmp_path / "granite", GraniteConfig(**SHAPE, residual_multiplier=0.3, embedding_multiplier=7.0)),
-        save(tmp_path / "stable", StableLmConfig(**SHAPE)),
     ]
     for folder in folders:
         engine = engine_of(folder)
