@@ -47,7 +47,8 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
             StopSwitch(watcher.on_note) as switch,  # after Ray, which installs a handler of its own
         ):
             watcher.on_start(_info(prepared, session, run_dir))
-            watcher.on_note(session.cluster.describe())
+            for note in (session.cluster.describe(), *(prepared.reward.notes if prepared.reward else ())):
+                watcher.on_note(note)
             training = _Training(prepared, journal, run_dir, watcher, session, switch)
             try:
                 status = training.train()
