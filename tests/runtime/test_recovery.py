@@ -345,3 +345,38 @@ def test_a_learner_that_dies_is_rebuilt_and_goes_on(
     assert told(watcher, "learner learner-0 on here died: SIGKILL")
     with Journal.read_only(run) as journal:
         assert [event.detail["version"] for event in journal.events("learner_died")] == [version]
+
+
+def test_a_learner_that_dies_while_it_is_rebuilt_is_rebuilt_again(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    death = WorkerDied("learner learner-0 on here died: SIGKILL")
+    once = dying(local.learner, "optim_step", call=4, error=death)  # in plan 4, after the checkpoint of plan 2
+    local.learner = dying(once, "load_checkpoint", call=1, error=death)
+    assert train_locally(straight.parent / "model", run, run__plans=PLANS, **SHAPE)["status"] == "finished"
+    assert_equal_runs(run, straight)
+    assert local.started.count("learner") == 3
+    with Journal.read_only(run) as journal:
+        assert [event.detail["version"] for event in journal.events("learner_died")] == [3, 3]
+
+
+def test_a_learner_that_dies_in_every_rebuild_ends_the_run(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    """Whether it is the first of a resumed run or one in place of another: three deaths at the same piece of work."""
+    run = tmp_path / "run"
+    killed_run(local, straight, run, "published, not checkpointed")
+
+    class Dies(LearnerWorker):
+        def status(self) -> dict[str, Any]:
+            raise WorkerDied("learner learner-0 on here died: SIGKILL")
+
+    local.learner = Dies
+    before = local.started.count("learner")
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        resume_locally(run, rows=ROWS)
+    assert local.started.count("learner") - before == 3
+    local.learner = LearnerWorker
+    assert resume_locally(run, rows=ROWS)["status"] == "finished"
+    assert_equal_runs(run, straight)

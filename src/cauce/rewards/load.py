@@ -228,8 +228,8 @@ def _pick(names: dict[str, Any], dotted: str, where: str) -> Callable[..., Any]:
             found = found()
         except Exception as error:
             raise RewardError(
-                f"reward {where}:{dotted}: the class cannot be made without arguments ({_first_line(error)}); give them "
-                "defaults, or name an instance of it"
+                f"reward {where}:{dotted}: the class cannot be made without arguments ({_first_line(error)}); give "
+                "them defaults, or name an instance of it"
             ) from error
     if not callable(found):
         raise RewardError(f"reward {where}:{dotted} is {type(found).__name__}, not a function")

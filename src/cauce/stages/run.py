@@ -106,31 +106,28 @@ class _Training:
             on_ready=self._on_ready,
         )
         session.exchange.training = self.flow
-
-    def train(self) -> str:
-        """Trains to the end or to a stop, and returns how it ended."""
-        start = self._rebuild()
-        self.flow.version = start.version
-        trainer = Trainer(
-            recipe=self.prepared.recipe,
-            algorithm=self.prepared.algorithm,
-            journal=self.journal,
+        self.trainer = Trainer(
+            recipe=recipe,
+            algorithm=prepared.algorithm,
+            journal=journal,
             buffer=self.buffer,
             flow=self.flow,
-            exchange=self.session.exchange,
-            start=start,
-            tolerance=self.prepared.tolerance,
-            run_dir=str(self.run_dir.absolute()),
+            exchange=session.exchange,
+            tolerance=prepared.tolerance,
             hooks=Hooks(
                 rebuild=self._rebuild,
                 evaluate=self._evaluate,
                 on_plan=self._on_plan,
                 on_phase=self._on_phase,
-                on_note=self.watcher.on_note,
-                should_stop=lambda: self.switch.is_set,
-                extra_metrics=lambda: {"memory_mb": self.session.sample_memory()},
+                on_note=watcher.on_note,
+                should_stop=lambda: switch.is_set,
+                extra_metrics=lambda: {"memory_mb": session.sample_memory()},
             ),
         )
+
+    def train(self) -> str:
+        """Trains to the end or to a stop, and returns how it ended."""
+        trainer = self.trainer
         trainer.train()
         if trainer.version == 0 and self.switch.is_set:
             return "stopped"
@@ -146,8 +143,13 @@ class _Training:
         return "finished"
 
     def details(self) -> dict[str, Any]:
-        counts = self.journal.counts()
-        return {"tasks": counts, "drops": self.journal.drops(), "journal_commits": self.journal.num_commits}
+        after = {part: round(seconds, 3) for part, seconds in self.trainer.timer.carried.items()}
+        return {
+            "tasks": self.journal.counts(),
+            "drops": self.journal.drops(),
+            "journal_commits": self.journal.num_commits,
+            "time_after_last_plan_s": after,  # in no plan's split
+        }
 
     def _on_ready(self, group: Group) -> None:
         self.buffer.put(group.task, version=oldest_version(group))
