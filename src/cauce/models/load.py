@@ -30,6 +30,7 @@ from cauce.errors import ModelError
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+SIGNS = ("config.json", "tokenizer.json", "tokenizer_config.json")  # a folder without any of them is another one
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NO_LIMIT = 1 << 20  # context of a model whose config names none
 
@@ -51,7 +52,7 @@ def load_model(path: str, *, dtype: torch.dtype, attention: str) -> LoadedModel:
     folder = local_folder(path)
     tokenizer = _tokenizer_of(folder)
     gguf = _gguf_file(folder)
-    with _no_progress_bar():
+    with without_progress_bar():
         model = _load_gguf(gguf, dtype, attention) if gguf else _load_folder(folder, dtype, attention)
     model.eval()
     context = getattr(model.config, "max_position_embeddings", None)
@@ -90,8 +91,8 @@ def local_folder(name: str) -> Path:
     if not name:
         raise ModelError("model.path is empty; give a folder, a pulled name or a hub id")
     path = resolve_path(name)
-    if path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-        raise ModelError(f"model {name!r}: the folder holds neither config.json nor a GGUF file")
+    if path.is_dir() and not any(path.glob("*.gguf")) and not any((path / file).is_file() for file in SIGNS):
+        raise ModelError(f"model {name!r}: the folder holds no model, neither {SIGNS[0]} nor a GGUF file")
     if path.exists():
         return path
     if path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")):
@@ -133,6 +134,18 @@ def resolve_dtype(name: str) -> torch.dtype:
     if name != "auto":
         raise ModelError(f"dtype {name!r}: choose auto, fp32 or bf16")
     return torch.bfloat16 if _has_native_bf16() else torch.float32
+
+
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """A model that fits into one process loads in seconds; a bar for it only tears up what commands print."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()
 
 
 def parameter_names(model: nn.Module) -> tuple[str, ...]:
@@ -181,18 +194,6 @@ def _tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model {str(path)!r}: no usable tokenizer ({str(error).splitlines()[0]})") from error
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """A model that fits into one process loads in seconds; a bar for it only tears up what commands print."""
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers_logging.enable_progress_bar()
 
 
 def _load_folder(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:

@@ -87,6 +87,7 @@ class Trainer:
         self.learner: TrainedLearner
         self.version = journal.last_decided
         self._has_learner = False
+        self._saved, self._redo_s = 0, 0.0  # the newest checkpoint's plan, and what redoing those after it would take
         self._tolerance = tolerance
         self._published: dict[int, str] = {}
         self._non_finite = self._no_signal = 0
