@@ -6,6 +6,7 @@ from typing import Any
 
 from cauce.runtime.exchange import Exchange
 from cauce.runtime.pool import News, RolloutPool
+from cauce.runtime.restarts import Restarts
 from cauce.runtime.reward_pool import RewardPool, ScoredJob
 from cauce.runtime.roles import RewardWorker, RolloutWorker
 from cauce.runtime.world import Worker
@@ -31,22 +32,14 @@ class PoolRig:
         self.told: list[str] = []
         self.pool = RolloutPool(
             self.workers,
-            start=self._start(RolloutWorker, "rollout"),
+            restarts=self._restarts(RolloutWorker, "rollout"),
             size=actors,
             clock=self.clock,
             owner_epoch=1,
             hang_s=hang_s,
-            note=self._note,
         )
-        self.rewards = RewardPool(
-            self.workers,
-            start=self._start(RewardWorker, "reward"),
-            size=scorers,
-            clock=self.clock,
-            owner_epoch=1,
-            timeout_s=timeout_s,
-            note=self._note,
-        )
+        restarts = self._restarts(RewardWorker, "reward")
+        self.rewards = RewardPool(self.workers, restarts=restarts, size=scorers, clock=self.clock, timeout_s=timeout_s)
         self.exchange = Exchange(
             self.workers, self.pool, self.rewards, clock=self.clock, stall_s=stall_s, on_stall=self.told.append
         )
@@ -59,8 +52,11 @@ class PoolRig:
         """One turn of the reward pool alone."""
         return self.rewards.take(self.workers.wait(self.rewards.calls(), timeout_s=1.0))
 
-    def _start(self, cls: type, role: str) -> Callable[[str], Worker]:
-        return lambda name: self.workers.start(cls, name=name, role=role, resources=ROOM, kwargs={})
+    def _restarts(self, cls: type, role: str) -> Restarts:
+        def start(name: str) -> Worker:
+            return self.workers.start(cls, name=name, role=role, resources=ROOM, kwargs={})
 
-    def _note(self, kind: str, detail: dict[str, str]) -> None:
-        self.events.append((kind, detail))
+        def note(kind: str, detail: dict[str, str]) -> None:
+            self.events.append((kind, detail))
+
+        return Restarts(start, role=role, clock=self.clock, seed=1, note=note)

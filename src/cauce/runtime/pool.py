@@ -6,10 +6,10 @@ reports a lost request with its cause, and its owner leases the missing answers 
 worker can be given one for itself (`alone`). Dead ones are replaced by the rules of restarts.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cauce.runtime.restarts import Note, Restarts
+from cauce.runtime.restarts import Restarts
 from cauce.runtime.roles import RolloutWorker, WorkResult
 from cauce.runtime.world import Call, Clock, Worker, WorkerDied, Workers
 from cauce.types import Completion, GenerationRequest
@@ -58,15 +58,14 @@ class RolloutPool:
         self,
         workers: Workers,
         *,
-        start: Callable[[str], Worker],
+        restarts: Restarts,
         size: int,
         clock: Clock,
         owner_epoch: int,
         hang_s: float,
-        note: Note,
     ) -> None:
         self._workers = workers
-        self._restarts = Restarts(start, role="rollout", clock=clock, seed=owner_epoch, note=note)
+        self._restarts = restarts
         self._size = size
         self._clock = clock
         self._epoch = owner_epoch

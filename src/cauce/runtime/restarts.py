@@ -55,7 +55,7 @@ class Restarts:
             WorkerError: after too many in a row.
         """
         self._deaths += 1
-        self._note("worker_died", {"worker": name, "cause": cause})
+        self.note_death(name, cause)
         if self._deaths >= DEATHS_IN_A_ROW:
             raise WorkerError(
                 f"{self._deaths} {self._role} workers in a row died or could not be started, without one result in "
@@ -64,6 +64,10 @@ class Restarts:
         low, high = BACKOFF_S
         pause = min(high, low * 2 ** (self._deaths - 1)) * self._random.uniform(0.5, 1.5)
         self._retry_at = self._clock.monotonic() + (pause if self._deaths > 1 else 0.0)
+
+    def note_death(self, name: str, cause: str) -> None:
+        """For people and the record; it counts towards nothing."""
+        self._note("worker_died", {"worker": name, "cause": cause})
 
     def forget_deaths(self) -> None:
         """Work came back: what died before it is history."""

@@ -12,11 +12,11 @@ one that dies at a group is not counted there, since its group answers for it.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cauce.runtime.restarts import Note, Restarts
+from cauce.runtime.restarts import Restarts
 from cauce.runtime.roles import RewardWorker
 from cauce.runtime.world import Call, Clock, Worker, WorkerDied, Workers
 from cauce.types import Outcome, Row
@@ -54,21 +54,10 @@ class _Entry:
 class RewardPool:
     """`size` reward workers and a queue before them."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        *,
-        start: Callable[[str], Worker],
-        size: int,
-        clock: Clock,
-        owner_epoch: int,
-        timeout_s: float,
-        note: Note,
-    ) -> None:
+    def __init__(self, workers: Workers, *, restarts: Restarts, size: int, clock: Clock, timeout_s: float) -> None:
         self._workers = workers
-        self._restarts = Restarts(start, role="reward", clock=clock, seed=owner_epoch, note=note)
+        self._restarts = restarts
         self._clock = clock
-        self._note = note
         self._timeout_s = timeout_s
         self._idle: list[Worker] = []
         self._size = size
@@ -153,7 +142,7 @@ class RewardPool:
         try:
             result = self._workers.result(call)
         except WorkerDied as death:
-            self._note("worker_died", {"worker": call.worker.name, "cause": str(death)})
+            self._restarts.note_death(call.worker.name, str(death))
             return self._bury(entries, str(death).splitlines()[0])
         self._restarts.forget_deaths()
         self._idle.append(call.worker)

@@ -24,7 +24,7 @@ from cauce.runtime.pool import RolloutPool
 from cauce.runtime.process import available_cpus, resident_megabytes, tree_megabytes
 from cauce.runtime.ray_workers import RayWorkers
 from cauce.runtime.remote_learner import RemoteLearner
-from cauce.runtime.restarts import Note
+from cauce.runtime.restarts import Note, Restarts
 from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
 from cauce.runtime.world import Clock, Resources, SystemClock, Worker, WorkerDied, Workers
@@ -101,25 +101,12 @@ def build_exchange(
     on_turn: Callable[[], object] = lambda: None,
 ) -> Exchange:
     """The exchange of a run with its two pools, in which no worker is started yet."""
-    recipe = plan.recipe
-    pool = RolloutPool(
-        workers,
-        start=start_rollout,
-        size=0 if only_learner else recipe.rollout.actors,
-        clock=clock,
-        owner_epoch=plan.owner_epoch,
-        hang_s=HANG_S,
-        note=on_event,
-    )
-    rewards = RewardPool(
-        workers,
-        start=start_reward,
-        size=0 if only_learner else recipe.reward.workers,
-        clock=clock,
-        owner_epoch=plan.owner_epoch,
-        timeout_s=recipe.reward.timeout_s,
-        note=on_event,
-    )
+    recipe, epoch = plan.recipe, plan.owner_epoch
+    actors, scorers = (0, 0) if only_learner else (recipe.rollout.actors, recipe.reward.workers)
+    restarts = Restarts(start_rollout, role="rollout", clock=clock, seed=epoch, note=on_event)
+    pool = RolloutPool(workers, restarts=restarts, size=actors, clock=clock, owner_epoch=epoch, hang_s=HANG_S)
+    restarts = Restarts(start_reward, role="reward", clock=clock, seed=epoch, note=on_event)
+    rewards = RewardPool(workers, restarts=restarts, size=scorers, clock=clock, timeout_s=recipe.reward.timeout_s)
     return Exchange(workers, pool, rewards, clock=clock, stall_s=STALL_S, on_stall=on_note, on_turn=on_turn)
 
 
