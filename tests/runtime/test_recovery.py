@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from cauce import checkpoint
-from cauce.errors import JournalError
+from cauce.errors import JournalError, WorkerError
 from cauce.journal import Journal
 from cauce.runtime.recovery import newest_checkpoint
 from cauce.runtime.roles import LearnerWorker
@@ -359,6 +359,28 @@ def test_a_learner_that_dies_while_it_is_rebuilt_is_rebuilt_again(
     assert local.started.count("learner") == 3
     with Journal.read_only(run) as journal:
         assert [event.detail["version"] for event in journal.events("learner_died")] == [3, 3]
+
+
+def test_a_learner_that_cannot_be_started_in_place_of_another_is_a_death(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    class NoRoom(LearnerWorker):
+        made = 0
+
+        def __init__(self, **kwargs: Any) -> None:
+            NoRoom.made += 1
+            if NoRoom.made == 2:
+                raise WorkerError("no node has room")
+            super().__init__(**kwargs)
+
+    run, watcher = tmp_path / "run", Watcher()
+    death = WorkerDied("learner learner-0 on here died: SIGKILL")
+    local.learner = dying(NoRoom, "optim_step", call=2, error=death)
+    train_locally(straight.parent / "model", run, run__plans=PLANS, observer=watcher, **SHAPE)
+    assert_equal_runs(run, straight)
+    assert told(watcher, "no node has room")
+    with Journal.read_only(run) as journal:
+        assert [event.detail["cause"] for event in journal.events("learner_died")] == [str(death), "no node has room"]
 
 
 def test_a_learner_that_dies_in_every_rebuild_ends_the_run(

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from cauce.algorithms.table import Algorithm
-from cauce.errors import WorkerError
 from cauce.recipe.models import Recipe
 from cauce.runtime.cluster import node_rooms, own_room, start_cluster, stop_cluster
 from cauce.runtime.exchange import Exchange
@@ -27,7 +26,7 @@ from cauce.runtime.remote_learner import RemoteLearner
 from cauce.runtime.restarts import Note, Restarts
 from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
-from cauce.runtime.world import Clock, Resources, SystemClock, Worker, WorkerDied, Workers
+from cauce.runtime.world import Clock, Resources, SystemClock, Worker, Workers
 from cauce.weights.store import choose_folder, sweep_orphans
 
 HANG_S = 120.0  # a slice of work lasts half a second; a worker silent for this long is stuck
@@ -184,16 +183,9 @@ class Session:
             shutil.rmtree(self.weights_folder, ignore_errors=True)
 
     def fresh_learner(self) -> RemoteLearner:
-        """A learner with the initial weights: the first, or one in place of it.
-
-        Raises:
-            WorkerDied: where the one in place of it cannot be started.
-        """
+        """A learner with the initial weights: the first, or one in place of it."""
         if self._handed_out:
-            try:
-                self._start_learner()
-            except WorkerError as error:
-                raise WorkerDied(str(error)) from error
+            self._start_learner()
         self._handed_out = True
         assert self._learner_worker is not None
         return RemoteLearner(self.workers, self._learner_worker, self.exchange, self.clock)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cauce.errors import TrainingStopped
+from cauce.errors import TrainingStopped, WorkerError
 from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
@@ -21,7 +21,7 @@ from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
 from cauce.runtime.trainer import Hooks, Rebuilt, Trainer, oldest_version
-from cauce.runtime.world import SystemClock
+from cauce.runtime.world import SystemClock, WorkerDied
 from cauce.stages.prepare import Prepared
 from cauce.stages.stopping import StopSwitch
 from cauce.types import Group, Plan
@@ -155,7 +155,10 @@ class _Training:
         self.buffer.put(group.task, version=oldest_version(group))
 
     def _rebuild(self) -> Rebuilt:
-        learner = self.session.fresh_learner()
+        try:
+            learner = self.session.fresh_learner()
+        except WorkerError as error:  # one that cannot be started in place of another is a death like any other
+            raise WorkerDied(str(error)) from error
         fingerprint = learner.status()["fingerprint"]
         if "learner_threads" not in self.journal.meta:
             self.journal.set_meta("learner_threads", fingerprint["threads"])
