@@ -106,6 +106,7 @@ class _Training:
             on_ready=self._on_ready,
         )
         session.exchange.training = self.flow
+        self._had_learner = False
         self.trainer = Trainer(
             recipe=recipe,
             algorithm=prepared.algorithm,
@@ -157,8 +158,11 @@ class _Training:
     def _rebuild(self) -> Rebuilt:
         try:
             learner = self.session.fresh_learner()
-        except WorkerError as error:  # one that cannot be started in place of another is a death like any other
-            raise WorkerDied(str(error)) from error
+        except WorkerError as error:
+            if not self._had_learner:  # the first has to start
+                raise
+            raise WorkerDied(str(error)) from error  # one in place of another: a death like any other
+        self._had_learner = True
         fingerprint = learner.status()["fingerprint"]
         if "learner_threads" not in self.journal.meta:
             self.journal.set_meta("learner_threads", fingerprint["threads"])
