@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from cauce.cli.exit_codes import FAILED, STOPPED
 from cauce.errors import RecipeError
 from cauce.metrics.observer import NullObserver, Observer, Observers, RunInfo
 
 Result = TypeVar("Result")
-STOPPED = 130  # exit code after Ctrl-C, as shells have it
 
 RecipeName = Annotated[
     str,
@@ -83,7 +83,7 @@ def replay(run: RunName) -> None:
     if result.divergent_plan is not None:
         message = f"plan {result.divergent_plan} is the first whose weights differ from the record"
         typer.secho(message, fg=typer.colors.RED, err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     typer.echo(f"{result.plans} plans replayed: the weights after each equal the record, bit for bit")
 
 

@@ -162,14 +162,19 @@ def changed_recipe(run_dir: Path, overrides: Sequence[str]) -> Recipe:
 
 def _new_run_dir(recipe: Recipe, name: str) -> Path:
     folder = Path(recipe.run.dir) / (recipe.run.name or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         if recipe.run.name:
             raise RecipeError(
                 f"run.name={recipe.run.name!r}: {folder} exists already. Go on with it by `cauce resume {folder}`, "
                 "or choose another run.name"
             )
         folder = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:4]}")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(
+            f"run.dir={recipe.run.dir!r}: cannot make {folder} ({error.strerror}); set another"
+        ) from error
     return folder
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cauce.errors import TrainingStopped
+from cauce.errors import TrainingStopped, WorkerError
 from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
@@ -21,7 +21,7 @@ from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
 from cauce.runtime.trainer import Hooks, Rebuilt, Trainer, oldest_version
-from cauce.runtime.world import SystemClock
+from cauce.runtime.world import SystemClock, WorkerDied
 from cauce.stages.prepare import Prepared
 from cauce.stages.stopping import StopSwitch
 from cauce.types import Group, Plan
@@ -47,7 +47,8 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
             StopSwitch(watcher.on_note) as switch,  # after Ray, which installs a handler of its own
         ):
             watcher.on_start(_info(prepared, session, run_dir))
-            watcher.on_note(session.cluster.describe())
+            for note in (session.cluster.describe(), *(prepared.reward.notes if prepared.reward else ())):
+                watcher.on_note(note)
             training = _Training(prepared, journal, run_dir, watcher, session, switch)
             try:
                 status = training.train()
@@ -105,31 +106,29 @@ class _Training:
             on_ready=self._on_ready,
         )
         session.exchange.training = self.flow
-
-    def train(self) -> str:
-        """Trains to the end or to a stop, and returns how it ended."""
-        start = self._rebuild()
-        self.flow.version = start.version
-        trainer = Trainer(
-            recipe=self.prepared.recipe,
-            algorithm=self.prepared.algorithm,
-            journal=self.journal,
+        self._had_learner = False
+        self.trainer = Trainer(
+            recipe=recipe,
+            algorithm=prepared.algorithm,
+            journal=journal,
             buffer=self.buffer,
             flow=self.flow,
-            exchange=self.session.exchange,
-            start=start,
-            tolerance=self.prepared.tolerance,
-            run_dir=str(self.run_dir.absolute()),
+            exchange=session.exchange,
+            tolerance=prepared.tolerance,
             hooks=Hooks(
                 rebuild=self._rebuild,
                 evaluate=self._evaluate,
                 on_plan=self._on_plan,
                 on_phase=self._on_phase,
-                on_note=self.watcher.on_note,
-                should_stop=lambda: self.switch.is_set,
-                extra_metrics=lambda: {"memory_mb": self.session.sample_memory()},
+                on_note=watcher.on_note,
+                should_stop=lambda: switch.is_set,
+                extra_metrics=lambda: {"memory_mb": session.sample_memory()},
             ),
         )
+
+    def train(self) -> str:
+        """Trains to the end or to a stop, and returns how it ended."""
+        trainer = self.trainer
         trainer.train()
         if trainer.version == 0 and self.switch.is_set:
             return "stopped"
@@ -145,14 +144,25 @@ class _Training:
         return "finished"
 
     def details(self) -> dict[str, Any]:
-        counts = self.journal.counts()
-        return {"tasks": counts, "drops": self.journal.drops(), "journal_commits": self.journal.num_commits}
+        after = {part: round(seconds, 3) for part, seconds in self.trainer.timer.carried.items()}
+        return {
+            "tasks": self.journal.counts(),
+            "drops": self.journal.drops(),
+            "journal_commits": self.journal.num_commits,
+            "time_after_last_plan_s": after,  # in no plan's split
+        }
 
     def _on_ready(self, group: Group) -> None:
         self.buffer.put(group.task, version=oldest_version(group))
 
     def _rebuild(self) -> Rebuilt:
-        learner = self.session.fresh_learner()
+        try:
+            learner = self.session.fresh_learner()
+        except WorkerError as error:
+            if not self._had_learner:  # the first has to start
+                raise
+            raise WorkerDied(str(error)) from error  # one in place of another: a death like any other
+        self._had_learner = True
         fingerprint = learner.status()["fingerprint"]
         if "learner_threads" not in self.journal.meta:
             self.journal.set_meta("learner_threads", fingerprint["threads"])
