@@ -15,16 +15,21 @@ GREEDY = Sampling(max_tokens=4, temperature=1.0, stop_token_ids=(0,), seed=0)
 
 
 class FakeClock:
-    """Time that passes only when told to, or when somebody sleeps."""
+    """Time that passes only when told to, or when somebody sleeps; `wall` alone may jump."""
 
     def __init__(self) -> None:
-        self.time = 1000.0
+        self.wall = 1000.0
+        self.passed = 0.0
 
     def now(self) -> float:
-        return self.time
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.passed
 
     def sleep(self, seconds: float) -> None:
-        self.time += seconds
+        self.wall += seconds
+        self.passed += seconds
 
 
 class ScriptedRollout:
@@ -75,8 +80,9 @@ class ScriptedRollout:
 class ScriptedWorkers:
     """`Workers` over plain objects that a test makes; a call may be held back to look like a hang."""
 
-    def __init__(self, make: Callable[[str], Any]) -> None:
+    def __init__(self, make: Callable[[str], Any], clock: FakeClock) -> None:
         self.make = make
+        self.clock = clock
         self.started: list[str] = []
         self.killed: list[str] = []
         self.held: set[str] = set()
@@ -86,7 +92,7 @@ class ScriptedWorkers:
         return Worker(name=name, role=role, handle=self.make(name), node="here")
 
     def call(self, worker: Worker, method: Callable[..., Any], **kwargs: Any) -> Call:
-        return Call(worker=worker, ref=(method.__name__, kwargs), started=self.now())
+        return Call(worker=worker, ref=(method.__name__, kwargs), started=self.clock.monotonic())
 
     def wait(self, calls: Sequence[Call], *, timeout_s: float) -> list[Call]:
         return [call for call in calls if call.worker.name not in self.held]
@@ -100,8 +106,6 @@ class ScriptedWorkers:
 
     def describe_death(self, worker: Worker, cause: str) -> str:
         return f"{worker.role} {worker.name} died: {cause}"
-
-    now: Callable[[], float] = staticmethod(lambda: 0.0)
 
 
 def completion(

@@ -16,17 +16,13 @@ from cauce.metrics.observer import NullObserver
 from cauce.recipe.load import load_recipe
 from cauce.recipe.models import Recipe
 from cauce.runtime.cluster import Cluster
-from cauce.runtime.exchange import Exchange
-from cauce.runtime.pool import RolloutPool
 from cauce.runtime.remote_learner import RemoteLearner
-from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
-from cauce.runtime.session import SessionPlan
+from cauce.runtime.session import SessionPlan, build_exchange
 from cauce.runtime.world import LocalWorkers, SystemClock, Worker
 from cauce.stages import fork as fork_module
 from cauce.stages import rl
 from cauce.stages import run as run_module
-from cauce.weights.store import versions_kept
 from tests.fakes import ROOM
 
 SETTINGS: dict[str, Any] = {
@@ -71,21 +67,18 @@ class LocalSession:
         self.plan, self.reward = plan, reward
         self.cluster = Cluster(how="this process", dashboard=None, ours=False, folder=None, reaper=None)
         self.clock, self.workers, self.peak_memory_mb = SystemClock(), LocalWorkers(), 0.0
-        recipe = plan.recipe
-        sizes = (0, 0) if only_learner else (recipe.rollout.actors, recipe.reward.workers)
-        self.pool = RolloutPool(
+        self.exchange = build_exchange(
+            plan,
             self.workers,
-            start=self._start_rollout,
-            size=sizes[0],
+            start_rollout=self._start_rollout,
+            start_reward=self._start_reward,
             clock=self.clock,
-            owner_epoch=plan.owner_epoch,
-            hang_s=60,
-            note=on_event,
+            only_learner=only_learner,
+            on_event=on_event,
+            on_note=on_note,
         )
-        self.rewards = RewardPool(
-            self.workers, start=self._start_reward, size=sizes[1], clock=self.clock, timeout_s=recipe.reward.timeout_s
-        )
-        self.exchange = Exchange(self.workers, self.pool, self.rewards, clock=self.clock, stall_s=60, on_stall=on_note)
+        self.pool, self.rewards = self.exchange.pool, self.exchange.rewards
+        self.weights_folder = plan.run_dir / "weights"
 
     def __enter__(self) -> "LocalSession":
         return self
@@ -95,36 +88,14 @@ class LocalSession:
         self.rewards.shutdown()
 
     def fresh_learner(self) -> RemoteLearner:
-        plan, recipe = self.plan, self.plan.recipe
-        kwargs = {
-            "model_path": plan.model_path,
-            "algorithm": plan.algorithm,
-            "settings": recipe.learner,
-            "temperature": recipe.rollout.temperature,
-            "total_steps": plan.total_steps,
-            "seed": recipe.run.seed,
-            "weights_folder": str(plan.run_dir / "weights"),
-            "weights_keep": versions_kept(recipe.buffer.max_staleness),
-            "publish_dtype": recipe.engine.dtype,
-        }
-        return RemoteLearner(
-            self.workers, self._start(self.learner, "learner", "learner", kwargs), self.exchange, self.clock
-        )
+        worker = self._start(self.learner, "learner", "learner", self.plan.learner_arguments(self.weights_folder))
+        return RemoteLearner(self.workers, worker, self.exchange, self.clock)
 
     def sample_memory(self, *, every_s: float = 5.0) -> float:
         return 0.0
 
     def _start_rollout(self, name: str) -> Worker:
-        engine = self.plan.recipe.engine
-        kwargs = {
-            "model_path": self.plan.model_path,
-            "dtype": engine.dtype,
-            "slots": self.plan.slots,
-            "deterministic": engine.deterministic,
-            "weights_folder": str(self.plan.run_dir / "weights"),
-            "lineage": self.plan.lineage,
-        }
-        return self._start(self.rollout, name, "rollout", kwargs)
+        return self._start(self.rollout, name, "rollout", self.plan.rollout_arguments(self.weights_folder))
 
     def _start_reward(self, name: str) -> Worker:
         return self._start(self.reward_worker, name, "reward", {"reward": self.reward})

@@ -17,7 +17,7 @@ All of them take one string, so that they survive pickling between processes.
 
 
 class CauceError(Exception):
-    """Root of Cauce's own errors; the command line prints these without a traceback."""
+    """Root of Cauce's own errors; the command line prints these without a traceback (exit codes: cli/exit_codes.py)."""
 
 
 class RecipeError(CauceError, ValueError):

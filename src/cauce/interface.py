@@ -237,7 +237,7 @@ class Learner:
             raise DataError(f"none of the {len(groups)} groups has two scored answers, so there is nothing to train on")
         metrics = self._learner.forward_backward(batch) | self._learner.optim_step()
         self.version += 0 if metrics["optim/skipped"] else 1
-        return metrics | {"has_signal": float(carries_signal(sequences))}
+        return metrics | {"has_signal": float(carries_signal(self._algorithm, groups))}
 
     def state(self, dtype: str = "fp32") -> dict[str, torch.Tensor]:
         """The weights by name, for `Actor.load_state`."""

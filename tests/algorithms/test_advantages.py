@@ -230,14 +230,12 @@ def test_kl_in_the_reward_takes_the_proximal_policy_where_it_was_scored() -> Non
     assert first_advantages(train_sequences(rules, batch)) == pytest.approx([-1.0, 1.0])
 
 
-def test_signal_is_an_advantage_or_a_reference() -> None:
+def test_signal_is_a_difference_of_rewards_whatever_the_reference_says() -> None:
     equal, unequal = rewards_group(1, [1, 1]), rewards_group(2, [0, 1])
-    assert not carries_signal(train_sequences(algorithm(), scored_batch(equal)))
-    assert carries_signal(train_sequences(algorithm(), scored_batch(equal, unequal)))
-    assert not carries_signal([])
-    reference = ((np.float32([-1.0, -1.0]),) * 2,)
-    batch = ScoredBatch(groups=(equal,), proximal_logps=None, reference_logps=reference)
-    assert carries_signal(train_sequences(algorithm(kl_coef=0.1), batch))
+    for rules in (algorithm(), algorithm("rloo", kl_coef=0.1, kl_in="reward"), algorithm(kl_coef=0.1)):
+        assert not carries_signal(rules, [equal])
+        assert carries_signal(rules, [equal, unequal])
+    assert not carries_signal(algorithm(), [])
 
 
 def test_a_group_of_equal_rewards_still_counts_in_the_denominator() -> None:

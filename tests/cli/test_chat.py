@@ -1,6 +1,11 @@
 """`cauce chat`: which weights it finds, and that its answer is the model's own greedy one."""
 
 import io
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -58,10 +63,13 @@ def test_the_answer_is_the_models_greedy_one_in_the_runs_format(
 ) -> None:
     run = make_run(tmp_path / "run")
     tiny_model(run / "model")
+    capsys.readouterr()
     with pytest.raises(SystemExit) as caught:
         main(["chat", str(run), "What is 2 + 3?"])
     assert caught.value.code in (0, None)
-    assert capsys.readouterr().out.rstrip("\n") == greedy(run / "model", max_tokens=6).rstrip("\n")
+    captured = capsys.readouterr()
+    assert captured.out.rstrip("\n") == greedy(run / "model", max_tokens=6).rstrip("\n")
+    assert captured.err == ""  # no progress bar
 
 
 def test_without_a_prompt_every_line_is_answered_on_its_own(
@@ -75,6 +83,36 @@ def test_without_a_prompt_every_line_is_answered_on_its_own(
     assert caught.value.code in (0, None)
     answer = greedy(run / "model", max_tokens=6)
     assert capsys.readouterr().out.count(answer) == 2
+
+
+class NoSuchModel(BaseHTTPRequestHandler):
+    """A hub that has no model, in its own words."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("X-Error-Message", "Repository not found, says the hub")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_wrong_name_is_one_sentence_and_not_the_hubs(tmp_path: Path) -> None:
+    hub = HTTPServer(("127.0.0.1", 0), NoSuchModel)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    address = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    environment = os.environ | address | {"HF_HOME": str(tmp_path), "CAUCE_HOME": str(tmp_path)}
+    environment.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-m", "cauce", "chat", "nobody/no-such-model", "hi"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    hub.shutdown()
+    hub.server_close()
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: model 'nobody/no-such-model': no folder of that name")
+    assert "the hub has no public model of that name" in line
+    assert "says the hub" not in line
 
 
 def greedy(folder: Path, *, max_tokens: int) -> str:

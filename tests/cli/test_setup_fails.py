@@ -36,7 +36,7 @@ def test_an_error_in_a_worker_at_start_is_the_last_thing_printed(tmp_path: Path)
         text=True,
         timeout=200,
     )
-    assert done.returncode not in (0, 130), done.stdout
+    assert done.returncode == 2, done.stdout  # the model is the user's, wherever it is found out
     lines = done.stdout.rstrip().splitlines()
     (said,) = (number for number, line in enumerate(lines) if line.startswith("error: "))
     assert "learner learner-0" in lines[said]

@@ -126,6 +126,16 @@ def test_keys_by_hand() -> None:
         load(record, prompt_key="nope")
 
 
+def test_where_no_gold_answer_is_recognised_the_rule_says_what_there_is() -> None:
+    assert load({"prompt": "p", "result": "4", "level": 1}).rule.endswith(
+        "no gold answer recognised: if one of the columns result, level is it, say data.gold_key=COLUMN"
+    )
+    assert load({"input": "p", "result": "4"}).rule.endswith("the columns result is it, say data.gold_key=COLUMN")
+    several = load({"prompt": "p", "answer": "4", "solution": "2 + 2 = 4"}).rule
+    assert several.endswith("answer and solution could each be it, choose with data.gold_key=answer")
+    assert load({"prompt": "p"}).rule.endswith("no gold answer: there is no other column")
+
+
 def test_columns_are_renamed_and_kept() -> None:
     source = load({"q": "What?", "result": {"value": "4"}}, columns={"question": "q", "answer": "result.value"})
     row = source[0]

@@ -32,6 +32,8 @@ def plan_metrics(plan: int) -> dict[str, float]:
         "time/idle": 0.75,
         "time/journal": 0.05,
         "time/checksum": 0.2,
+        "time/checkpoint": 0.0,
+        "time/eval": 2.5 if plan == 1 else 0.0,
         "time/total": 10.0,
         "tokens_per_s": 400.0,
     }

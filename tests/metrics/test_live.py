@@ -99,7 +99,7 @@ def test_the_panel_fits_80_columns_and_shows_what_a_newcomer_needs(tmp_path: Pat
     assert max(len(line) for line in lines) == 80
     text = "\n".join(lines)
     for words in ("12 of 40", "4:40 left", "generate 37/64", "0.220", "0.600", "before 0.100", "400 tokens/s",
-                  "generate 30%", "learn 50%", "normal now:", "http://127.0.0.1:8265", "grpo"):  # fmt: skip
+                  "generate 29%", "learn 49%", "eval 2%", "normal now:", "http://127.0.0.1:8265", "grpo"):  # fmt: skip
         assert words in text
 
 

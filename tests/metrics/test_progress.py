@@ -38,9 +38,10 @@ def test_before_the_first_plan_nothing_is_known(tmp_path: Path) -> None:
 
 def test_time_shares_sum_to_one(tmp_path: Path) -> None:
     shares = dict(progress_after(tmp_path, 3).time_shares())
-    assert shares == pytest.approx(
-        {"generate": 0.3, "reward": 0.0, "learn": 0.5, "sync": 0.1, "record": 0.025, "idle": 0.075}
-    )
+    seconds = {"generate": 9.0, "reward": 0.0, "learn": 15.0, "sync": 3.0, "record": 0.75, "idle": 2.25}
+    seconds |= {"checkpoint": 0.0, "eval": 2.5}
+    assert shares == pytest.approx({part: value / 32.5 for part, value in seconds.items()})
+    assert sum(shares.values()) == pytest.approx(1.0)
 
 
 def test_a_loss_near_zero_is_called_normal_at_first(tmp_path: Path) -> None:

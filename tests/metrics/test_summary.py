@@ -77,7 +77,7 @@ def test_summary_of_a_run(tmp_path: Path) -> None:
     assert (summary["reward_first"], summary["reward_last"]) == pytest.approx((0.11, 0.12))
     assert summary["tokens_per_s"] == 400.0
     split = {"generate": 6.0, "reward": 0.0, "learn": 10.0, "sync": 2.0, "record": 0.5, "idle": 1.5}
-    assert summary["time_s"] == split
+    assert summary["time_s"] == {**split, "checkpoint": 0.0, "eval": 2.5}
     assert (summary["wall_s"], summary["peak_memory_mb"]) == (21.0, 1024.1)
     assert (summary["model"], summary["run"], summary["status"]) == ("tiny", "quickstart-1", "stopped")
 

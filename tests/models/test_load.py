@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cauce.engine.attention import ENGINE_ATTENTION
 from cauce.errors import ModelError
 from cauce.models.load import (
+    _hub_refusal,
     load_model,
     load_tokenizer,
     parameter_names,
@@ -75,6 +77,24 @@ def test_pulled_name_wins_over_the_hub_and_a_folder_over_both(tmp_path: Path, mo
     assert resolve_path("some-model") == pulled
     (tmp_path / "some-model").mkdir()
     assert resolve_path("some-model") == Path("some-model")
+
+
+@pytest.mark.parametrize("kind", ["llama_tied", "gpt2"])
+def test_a_folder_in_bf16_is_loaded_in_the_dtype_that_is_asked_for(tmp_path: Path, kind: str) -> None:
+    """A hub's folder keeps the dtype it has; a learner asks for fp32 and gets it."""
+    tiny_model(tmp_path / "fp32", kind)
+    stored = load_model(str(tmp_path / "fp32"), dtype=torch.bfloat16, attention="sdpa")
+    save_model(stored.model, stored.tokenizer, tmp_path / "bf16")
+    assert {t.dtype for t in load_file(tmp_path / "bf16" / "model.safetensors").values()} == {torch.bfloat16}
+    loaded = load_model(str(tmp_path / "bf16"), dtype=torch.float32, attention="sdpa")
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+    for name, tensor in stored.model.named_parameters():
+        assert torch.equal(loaded.model.get_parameter(name), tensor.float())
+
+
+def test_why_the_hub_gave_nothing_is_said_in_words() -> None:
+    assert _hub_refusal(LocalEntryNotFoundError("a page of text")) == "the hub cannot be reached from here"
+    assert _hub_refusal(ValueError("a page of text")) == "the hub did not give it (ValueError)"
 
 
 def test_tied_parameters_are_named_once(tmp_path: Path) -> None:

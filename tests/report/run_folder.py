@@ -68,6 +68,8 @@ def plan_metrics(plan: int) -> dict[str, float]:
         "time/idle": 0.1,
         "time/journal": 0.02,
         "time/checksum": 0.08,
+        "time/checkpoint": 0.4 if plan % 10 == 1 else 0.0,
+        "time/eval": 2.0 if plan % 10 == 1 else 0.0,
         "time/total": 7.4 + 0.1 * (plan % 4),
         "tokens_per_s": 400.0 + plan,
     }

@@ -63,12 +63,45 @@ def test_a_file_and_a_module_in_both_spellings(score_file: Path, monkeypatch, tm
     assert values(load_reward("last_number"), "68", answer="68") == [1.0]
 
 
-def test_a_file_without_a_name_takes_the_habitual_one(tmp_path: Path) -> None:
-    path = tmp_path / "verl_score.py"
-    path.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1\n")
-    assert values(load_reward(str(path)), "x", gold="1") == [1.0]
-    path.write_text("def other(completions):\n    return [1.0]\n")
-    with pytest.raises(RewardError, match=r"neither of compute_score and reward_func.*its functions: other"):
+VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1\n"
+OURS = "def {0}(completions, **columns):\n    return [2.0] * len(completions)\n"
+HELPERS = "from statistics import mean\ndef extract(text):\n    return text\ndef anything(**kwargs):\n    return 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "taken", "why"),
+    [
+        (VERL, "compute_score", "the name that files for other trainers give it"),
+        (VERL + OURS.format("also"), "compute_score", "the name that files for other trainers give it"),
+        (HELPERS + OURS.format("mine"), "mine", "the only function there with the parameters of a reward"),
+        (OURS.format("_old") + OURS.format("mine"), "mine", "the only function there with the parameters of a reward"),
+    ],
+)
+def test_a_file_without_a_name_has_one_function_that_can_be_meant_and_it_is_said(
+    tmp_path: Path, text: str, taken: str, why: str
+) -> None:
+    path = tmp_path / "score.py"
+    path.write_text(text)
+    reward = load_reward(str(path))
+    assert reward.names == (taken,)
+    assert reward.notes == (f"reward.fn = {str(path)!r} names no function: {taken} is taken, {why}",)
+    assert len(values(reward, "x", gold="1")) == 1
+    assert load_reward(f"{path}:{taken}").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (OURS.format("one") + OURS.format("two"), r"one and two could each be meant; write reward\.fn=.*score\.py:one"),
+        (VERL + OURS.format("reward_func"), r"compute_score and reward_func could each be meant"),
+        (HELPERS, r"none has the parameters of a reward .its functions: anything, extract"),
+        ("x = 1\n", r"none has the parameters of a reward .it has no functions"),
+    ],
+)
+def test_a_file_without_a_name_is_never_guessed_about(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "score.py"
+    path.write_text(text)
+    with pytest.raises(RewardError, match=words):
         load_reward(str(path))
 
 

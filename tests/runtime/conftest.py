@@ -1,10 +1,11 @@
-"""A tiny model and a session without Ray, for the tests of whole runs."""
+"""A tiny model, a session without Ray and a run of it, for the tests of whole runs."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.local_session import LocalSession, use_local_session
+from tests.local_session import LocalSession, train_locally, use_local_session
+from tests.runtime.straight_run import PLANS, SHAPE
 from tests.tiny import tiny_model
 
 
@@ -16,3 +17,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> type[LocalSession]:
     return use_local_session(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that never stops; `model` lies beside it. To be copied, and never changed."""
+    folder = tmp_path_factory.mktemp("straight")
+    with pytest.MonkeyPatch.context() as patch:
+        use_local_session(patch)
+        train_locally(tiny_model(folder / "model"), folder / "run", run__plans=PLANS, **SHAPE)
+    return folder / "run"

@@ -11,12 +11,9 @@ import pytest
 from cauce.errors import TrainingStopped
 from cauce.rewards.reward import RewardResult
 from cauce.runtime.evaluation import EvalResult, Evaluation, write_records
-from cauce.runtime.exchange import Exchange
-from cauce.runtime.pool import RolloutPool
-from cauce.runtime.reward_pool import RewardPool
-from cauce.runtime.roles import RewardWorker, RolloutWorker
 from cauce.types import GenerationRequest, Outcome, Row, Sampling, Task
-from tests.fakes import ROOM, FakeClock, ScriptedRollout, ScriptedWorkers, request
+from tests.fakes import ScriptedRollout, request
+from tests.runtime.rig import PoolRig
 
 SAMPLING = Sampling(max_tokens=4, temperature=0.0, stop_token_ids=(0,), seed=0)
 
@@ -48,31 +45,12 @@ class Scorer:
         return [self.score(**job) for job in jobs]
 
 
-class Rig:
+class Rig(PoolRig):
     def __init__(self, scripts: dict[str, list[str]] | None = None, *, actors: int = 1) -> None:
-        self.clock, self.rollouts, self.phases = FakeClock(), [], []
+        self.rollouts: list[ScriptedRollout] = []
+        self.phases: list[Any] = []
         self.scripts = scripts or {}
-        self.workers = ScriptedWorkers(self.make)
-        self.workers.now = self.clock.now
-
-        def start(cls: type, role: str):
-            return lambda name: self.workers.start(cls, name=name, role=role, resources=ROOM, kwargs={})
-
-        self.pool = RolloutPool(
-            self.workers,
-            start=start(RolloutWorker, "rollout"),
-            size=actors,
-            clock=self.clock,
-            owner_epoch=1,
-            hang_s=60,
-            note=lambda kind, detail: None,
-        )
-        self.rewards = RewardPool(
-            self.workers, start=start(RewardWorker, "reward"), size=1, clock=self.clock, timeout_s=5
-        )
-        self.exchange = Exchange(
-            self.workers, self.pool, self.rewards, clock=self.clock, stall_s=600, on_stall=lambda text: None
-        )
+        super().__init__(self.make, actors=actors, timeout_s=5, stall_s=600)
 
     def make(self, name: str) -> Any:
         if name.startswith("reward"):

@@ -7,13 +7,12 @@ import pytest
 
 from cauce.errors import TrainingStopped
 from cauce.rewards.reward import RewardResult
-from cauce.runtime.exchange import Exchange
-from cauce.runtime.pool import Lost, RolloutPool
-from cauce.runtime.reward_pool import RewardPool, ScoredJob, ScoreJob
-from cauce.runtime.roles import RewardWorker, RolloutWorker
+from cauce.runtime.pool import Lost
+from cauce.runtime.reward_pool import ScoredJob, ScoreJob
 from cauce.runtime.world import Call, Worker
 from cauce.types import Completion, Outcome, Row
-from tests.fakes import ROOM, FakeClock, ScriptedRollout, ScriptedWorkers, request
+from tests.fakes import ScriptedRollout, request
+from tests.runtime.rig import PoolRig
 
 ONE = Outcome(status="scored", value=1.0, parts={}, detail="")
 
@@ -55,30 +54,10 @@ class Desk:
         self.progressed += sorted(tasks)
 
 
-class Rig:
+class Rig(PoolRig):
     def __init__(self, script: Sequence[str] = ()) -> None:
-        self.clock, self.told = FakeClock(), []
-        self.workers = ScriptedWorkers(lambda name: Scorer() if "reward" in name else ScriptedRollout(script))
-        self.workers.now = self.clock.now
-
-        def start(cls: type, role: str):
-            return lambda name: self.workers.start(cls, name=name, role=role, resources=ROOM, kwargs={})
-
-        self.pool = RolloutPool(
-            self.workers,
-            start=start(RolloutWorker, "rollout"),
-            size=1,
-            clock=self.clock,
-            owner_epoch=1,
-            hang_s=1e9,
-            note=lambda kind, detail: None,
-        )
-        self.rewards = RewardPool(
-            self.workers, start=start(RewardWorker, "reward"), size=1, clock=self.clock, timeout_s=1e9
-        )
-        self.exchange = Exchange(
-            self.workers, self.pool, self.rewards, clock=self.clock, stall_s=300, on_stall=self.told.append
-        )
+        make = lambda name: Scorer() if "reward" in name else ScriptedRollout(script)  # noqa: E731
+        super().__init__(make, hang_s=1e9, timeout_s=1e9, stall_s=300)
         self.exchange.training, self.exchange.evaluation = self.training, self.evaluation = Desk(), Desk()
 
 
@@ -128,12 +107,12 @@ def test_silence_is_told_once_with_names_and_then_ends_the_run() -> None:
     rig.rewards.submit(job(8))
     rig.workers.held |= {"rollout-0", "reward-0"}
     for seconds in (1, 61, 10):
-        rig.clock.time += seconds
+        rig.clock.sleep(seconds)
         rig.exchange.turn()
     (text,) = rig.told
     assert "rollout-0 generates task 7, 2 answers missing" in text
     assert "reward-0 scores task 8" in text
-    rig.clock.time += 300
+    rig.clock.sleep(300)
     with pytest.raises(TrainingStopped, match=r"nothing has happened for 37\d s; it waited for: rollout-0"):
         rig.exchange.turn()
 
@@ -142,23 +121,33 @@ def test_any_news_ends_the_silence() -> None:
     rig = Rig()
     rig.pool.submit(request(7))
     rig.workers.held.add("rollout-0")
-    rig.clock.time += 250
+    rig.clock.sleep(250)
     rig.exchange.turn()
     rig.rewards.submit(job(8))
     rig.exchange.turn()  # a score
-    rig.clock.time += 250
+    rig.clock.sleep(250)
     rig.exchange.turn()
     assert len(rig.told) == 2  # each silence once
-    rig.clock.time += 60
+    rig.clock.sleep(60)
     with pytest.raises(TrainingStopped, match="310 s"):
         rig.exchange.turn()
 
 
 def test_with_nobody_to_wait_for_time_passes_all_the_same() -> None:
     rig = Rig()
-    before = rig.clock.time
+    before = rig.clock.monotonic()
     rig.exchange.turn()
-    assert rig.clock.time > before
-    rig.clock.time += 400
+    assert rig.clock.monotonic() > before
+    rig.clock.sleep(400)
     with pytest.raises(TrainingStopped, match="nothing that is known"):
         rig.exchange.turn()
+
+
+def test_a_jump_of_the_wall_clock_is_no_silence() -> None:
+    rig = Rig()
+    rig.pool.submit(request(7))
+    rig.workers.held.add("rollout-0")
+    rig.exchange.turn()
+    rig.clock.wall += 1e6
+    rig.exchange.turn()
+    assert rig.told == []

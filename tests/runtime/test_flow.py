@@ -11,15 +11,13 @@ from cauce.algorithms.advantages import train_sequences
 from cauce.errors import DataError, JournalError, RewardError
 from cauce.journal import Journal
 from cauce.rewards.reward import RewardResult
-from cauce.runtime.exchange import Exchange
 from cauce.runtime.flow import FlowSettings, RolloutFlow
-from cauce.runtime.pool import RolloutPool
-from cauce.runtime.reward_pool import RewardPool
-from cauce.runtime.roles import RewardWorker, RolloutWorker, WorkResult
+from cauce.runtime.roles import WorkResult
 from cauce.runtime.world import WorkerDied
 from cauce.types import GenerationRequest, Group, Outcome, Plan, Row, ScoredBatch, Task
 from tests.algorithms.cases import algorithm, first_advantages
-from tests.fakes import GREEDY, ROOM, FakeClock, ScriptedRollout, ScriptedWorkers
+from tests.fakes import GREEDY, ScriptedRollout
+from tests.runtime.rig import PoolRig
 
 
 class Source:
@@ -84,7 +82,7 @@ def mixed(row: str, n: int) -> list[Outcome]:
     return [scored(float(i % 2)) for i in range(n)]
 
 
-class Rig:
+class Rig(PoolRig):
     def __init__(
         self,
         journal: Journal,
@@ -99,29 +97,9 @@ class Rig:
         mask_truncated: bool = False,
     ) -> None:
         self.poison = set(poison)
-        self.clock, self.ready = FakeClock(), []
-        self.rollouts: list[ScriptedRollout] = []
-        self.workers = ScriptedWorkers(lambda name: self.make(name, scripts or {}, outcomes))
-        self.workers.now = self.clock.now
-
-        def start(cls: type, role: str) -> Callable[[str], Any]:
-            return lambda name: self.workers.start(cls, name=name, role=role, resources=ROOM, kwargs={})
-
-        self.pool = RolloutPool(
-            self.workers,
-            start=start(RolloutWorker, "rollout"),
-            size=actors,
-            clock=self.clock,
-            owner_epoch=1,
-            hang_s=60,
-            note=lambda kind, detail: None,
-        )
-        self.rewards = RewardPool(
-            self.workers, start=start(RewardWorker, "reward"), size=1, clock=self.clock, timeout_s=5
-        )
-        self.exchange = Exchange(
-            self.workers, self.pool, self.rewards, clock=self.clock, stall_s=1e9, on_stall=lambda text: None
-        )
+        self.ready: list[int] = []
+        self.rollouts: list[Mortal] = []
+        super().__init__(lambda name: self.make(name, scripts or {}, outcomes), actors=actors, timeout_s=5)
         self.journal = journal
         self.flow = RolloutFlow(
             journal=journal,
@@ -152,7 +130,7 @@ class Rig:
 
     def turns(self, num: int) -> None:
         for _ in range(num):
-            self.clock.time += 50.0
+            self.clock.sleep(50.0)
             self.exchange.turn()
 
 
@@ -222,6 +200,40 @@ def test_a_suspect_is_alone_with_its_worker_while_new_tasks_are_admitted(journal
     joint = [seen for rollout in rig.rollouts for seen in rollout.seen if 1 in seen and len(seen) > 1]
     assert joint == [{0, 1, 2}]
     assert {0, 2, 3, 4, 5} <= set(rig.ready)
+
+
+def test_suspects_stay_suspects_when_the_run_is_resumed(tmp_path: Path) -> None:
+    """Their worker died before the stop; put together again, they would all be accused of the next death."""
+    with Journal.create(tmp_path / "run", meta={"group_size": "2"}) as journal:
+        rig = Rig(journal, poison=[1])
+        rig.flow.admit(3)
+        rig.turns(1)
+        assert [seen for rollout in rig.rollouts for seen in rollout.seen] == [{0, 1, 2}]
+    with Journal.open(tmp_path / "run") as journal:
+        again = Rig(journal, poison=[1])
+        again.flow.restore()
+        again.turns(20)
+        assert [seen for rollout in again.rollouts for seen in rollout.seen if len(seen) > 1] == []
+        assert journal.drops() == {"poison": 1}
+        assert sorted(again.ready) == [0, 2]
+        assert [journal.deaths(task) for task in (0, 2)] == [0, 0]
+
+
+def test_a_task_that_killed_a_worker_is_alone_after_a_resume_and_its_deaths_count_on(tmp_path: Path) -> None:
+    with Journal.create(tmp_path / "run", meta={"group_size": "2"}) as journal:
+        rig = Rig(journal, poison=[0])
+        rig.flow.admit(1)
+        rig.turns(1)
+        rig.flow.admit(2)
+        assert journal.deaths(0) == 1
+    with Journal.open(tmp_path / "run") as journal:
+        again = Rig(journal, poison=[0])
+        again.flow.restore()
+        again.turns(12)
+        alone = [seen for rollout in again.rollouts for seen in rollout.seen if 0 in seen]
+        assert alone == [{0}, {0}]
+        assert journal.drops() == {"poison": 1}
+        assert sorted(again.ready) == [1, 2]
 
 
 def test_too_few_scores_drop_the_group_and_a_failure_is_never_zero(journal: Journal) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cauce.errors import ResourceError
 from cauce.recipe.load import load_recipe
-from cauce.runtime.placement import NodeRoom, check_room, parse_bytes, plan_placement
+from cauce.runtime.placement import NodeRoom, check_room, plan_placement
 
 GIVEN = ["model.path=m", "data.train=t.jsonl", "reward.fn=f.py:f"]
 
@@ -71,14 +71,6 @@ def test_threads_of_the_recipe_win() -> None:
     assert (plan.learner.threads, plan.rollout.threads) == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("written", "number"),
-    [("auto", None), (1000, 1000), ("2GB", 2 * 10**9), ("512MiB", 512 * 2**20), ("1.5 g", 1_500_000_000)],
-)
-def test_sizes(written: object, number: int | None) -> None:
-    assert parse_bytes(written) == number
-
-
-def test_a_size_that_is_none_says_how_to_write_one() -> None:
-    with pytest.raises(ResourceError, match=r"2 parsecs.*2GB"):
-        parse_bytes("2 parsecs")
+def test_memory_that_is_left_to_us_is_not_reserved() -> None:
+    plan = plan_placement(recipe("rollout.memory=2GiB"), cpus=2)
+    assert (plan.rollout.memory_bytes, plan.learner.memory_bytes) == (2 * 2**30, None)

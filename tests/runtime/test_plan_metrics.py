@@ -94,7 +94,7 @@ def timer() -> tuple[PhaseTimer, Turns, Part]:
 
 def test_the_parts_of_the_time_add_up_to_the_whole() -> None:
     each, turns, journal = timer()
-    each.carry_sync(0.5)
+    each.carry("sync", 0.5)
     each.start()
     time.sleep(0.02)
     turns.pool.idle, turns.rewards.idle = True, False
@@ -117,7 +117,7 @@ def test_the_parts_of_the_time_add_up_to_the_whole() -> None:
 def test_a_plan_begins_with_a_clean_slate() -> None:
     each, turns, journal = timer()
     journal.seconds_spent, turns.num_tokens, turns.sync_s = 9.0, 999, 9.0
-    each.carry_sync(1.0)
+    each.carry("sync", 1.0)
     each.start()
     first = each.finish()
     each.start()
@@ -126,3 +126,16 @@ def test_a_plan_begins_with_a_clean_slate() -> None:
     assert first["time/sync"] == pytest.approx(1.0)
     assert second["time/sync"] == 0.0
     assert all(value >= 0 for value in second.values())
+
+
+def test_a_checkpoint_and_an_evaluation_stand_beside_the_whole() -> None:
+    each, _, _ = timer()
+    each.carry("checkpoint", 2.0)
+    each.carry("eval", 5.0)
+    each.carry("eval", 1.0)
+    each.start()
+    found = each.finish()
+    assert (found["time/checkpoint"], found["time/eval"]) == (2.0, 6.0)
+    assert found["time/total"] < 1.0
+    each.start()
+    assert (each.finish()["time/eval"], each.carried) == (0.0, {})

@@ -25,57 +25,8 @@ from tests.local_session import (
     resume_locally,
     train_locally,
     trained_rows,
-    use_local_session,
 )
-from tests.tiny import tiny_model
-
-ROWS = [{"prompt": f"say {i}", "answer": str(i)} for i in range(4)]  # an epoch is two plans
-SHAPE = {"rows": ROWS, "checkpoint__every": 2}
-PLANS = 4
-
-# Who dies at which call, before or after its work, and the newest plan that is decided by then.
-KILLS = {
-    "generated, not recorded": ("rollout", "work", 2, True),
-    "answers recorded, not scored": ("reward_worker", "score", 3, False),
-    "planned, not begun": ("learner", "score", 2, False),
-    "between gradient and step": ("learner", "optim_step", 3, False),
-    "trained, not applied": ("learner", "checksum", 2, True),
-    "published, not checkpointed": ("learner", "publish", 3, True),
-    "checkpoint on disk, not recorded": ("learner", "save_checkpoint", 1, True),
-}
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that never stops; `model` lies beside it."""
-    folder = tmp_path_factory.mktemp("straight")
-    with pytest.MonkeyPatch.context() as patch:
-        use_local_session(patch)
-        train_locally(tiny_model(folder / "model"), folder / "run", run__plans=PLANS, **SHAPE)
-    return folder / "run"
-
-
-def told(watcher: Watcher, text: str) -> bool:
-    return any(text in note for note in watcher.notes)
-
-
-def assert_equal_runs(run: Path, straight: Path) -> None:
-    assert checksums(run) == checksums(straight)
-    assert trained_rows(run) == trained_rows(straight)
-    assert answers(run) == answers(straight)
-    with Journal.read_only(run) as journal:
-        counts = journal.counts()
-        assert counts == {**dict.fromkeys(counts, 0), "trained": 2 * PLANS}
-    assert (run / "model" / "model.safetensors").read_bytes() == (straight / "model" / "model.safetensors").read_bytes()
-
-
-def killed_run(local: type[LocalSession], straight: Path, run: Path, kill: str) -> None:
-    role, method, call, after = KILLS[kill]
-    healthy = getattr(local, role)
-    setattr(local, role, dying(healthy, method, call=call, after=after))
-    with pytest.raises(Killed):
-        train_locally(straight.parent / "model", run, run__plans=PLANS, **SHAPE)
-    setattr(local, role, healthy)
+from tests.runtime.straight_run import KILLS, PLANS, ROWS, SHAPE, assert_equal_runs, killed_run, told
 
 
 @pytest.mark.parametrize("kill", KILLS)
@@ -318,30 +269,3 @@ def test_another_fingerprint_begins_a_new_lineage_and_training_goes_on(
         assert journal.meta["lineage"] == "1"
         assert json.loads(journal.meta["fingerprint"]) == recorded
         assert [event.detail["plan"] for event in journal.events("lineage")] == [4]
-
-
-@pytest.mark.parametrize(
-    ("method", "call", "version"),
-    [
-        ("score", 3, 2),
-        ("forward_backward", 3, 2),
-        ("optim_step", 3, 2),
-        ("checksum", 3, 2),
-        ("publish", 3, 2),
-        ("save_checkpoint", 2, 4),
-        ("save_model", 1, 4),
-    ],
-)
-def test_a_learner_that_dies_is_rebuilt_and_goes_on(
-    local: type[LocalSession], straight: Path, tmp_path: Path, method: str, call: int, version: int
-) -> None:
-    run, watcher = tmp_path / "run", Watcher()
-    death = WorkerDied("learner learner-0 on here died: SIGKILL")
-    local.learner = dying(local.learner, method, call=call, error=death)
-    summary = train_locally(straight.parent / "model", run, run__plans=PLANS, observer=watcher, **SHAPE)
-    assert summary["status"] == "finished"
-    assert_equal_runs(run, straight)
-    assert local.started.count("learner") == 2
-    assert told(watcher, "learner learner-0 on here died: SIGKILL")
-    with Journal.read_only(run) as journal:
-        assert [event.detail["version"] for event in journal.events("learner_died")] == [version]

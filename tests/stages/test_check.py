@@ -71,6 +71,46 @@ def test_warnings_of_a_reward_that_reads_the_wrong_column_or_fails() -> None:
         check(recipe(), rows=ROWS, reward=lambda completions, solution: [0.0], tokenizer=byte_tokenizer())
 
 
+def test_a_reward_that_fails_everywhere_is_more_than_a_warning() -> None:
+    def raises(completions, **_):
+        raise KeyError("oops")
+
+    def fears_nothing(completions, **_):
+        return [float(len(text)) for text in completions if text or text[0]]
+
+    lost = check(recipe(), rows=ROWS, reward=raises, tokenizer=byte_tokenizer())
+    assert lost.reward_failure.startswith("the reward fails on every answer to all 8 rows tried")
+    assert "train:0: raises: KeyError: 'oops'" in lost.reward_failure
+    partly = check(recipe(), rows=ROWS, reward=fears_nothing, tokenizer=byte_tokenizer())
+    assert partly.reward_failure == ""
+    assert "the reward fails on 8 of 8 rows tried; train:0: fears_nothing: IndexError" in render(partly)
+    assert check(recipe(), rows=ROWS, tokenizer=byte_tokenizer()).reward_failure == ""
+
+
+def test_the_function_that_was_chosen_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "score.py"
+    path.write_text("def mine(completions, **_):\n    return [0.0] * len(completions)\n")
+    settings = recipe().model_copy(update={"reward": RewardSettings(fn=str(path))})
+    assert f"reward.fn = {str(path)!r} names no function: mine is taken" in render(
+        check(settings, rows=ROWS, tokenizer=byte_tokenizer())
+    )
+
+
+def test_a_gold_answer_that_is_not_recognised_is_asked_for_with_the_columns_seen() -> None:
+    rows = [{"prompt": "1 + 1?", "result": "2", "level": 1}] * 8
+    settings = recipe().model_copy(update={"reward": RewardSettings(fn="last_number")})
+    with pytest.raises(RewardError, match=r"needs 'answer'.*level, result.*data\.columns\.answer"):
+        check(settings, rows=rows, tokenizer=byte_tokenizer())
+    with pytest.raises(RewardError, match=r"needs 'gold'.*Name the column with data\.gold_key"):
+        check(recipe(), rows=rows, reward=lambda completions, gold: [0.0], tokenizer=byte_tokenizer())
+    text = render(check(recipe(), rows=rows, reward=lambda completions: [0.0], tokenizer=byte_tokenizer()))
+    assert "no gold answer recognised: if one of the columns result, level is it, say data.gold_key=COLUMN" in text
+    assert (
+        "gold        not known; a column that holds it is named by data.gold_key=COLUMN (columns: result, level)"
+        in text
+    )
+
+
 def test_warnings_of_the_data(tmp_path: Path) -> None:
     """C18, F1."""
     test = tmp_path / "test.jsonl"

@@ -12,7 +12,7 @@ from cauce.journal import Journal
 from cauce.journal.overview import read_overview
 from cauce.runtime.roles import WorkResult
 from tests.local_session import ROWS, Killed, LocalSession, Watcher, checksums, resume_locally, train_locally
-from tests.runtime.test_trainer import equal, poisoned
+from tests.runtime.plan_record import equal, poisoned
 
 
 def test_a_short_run_without_signal_is_not_finished(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:

@@ -120,15 +120,10 @@ def make_batch(sequences: Sequence[TrainSequence]) -> Batch:
     )
 
 
-def carries_signal(sequences: Sequence[TrainSequence]) -> bool:
-    """Whether any trained token can have a gradient: an advantage other than 0, or a reference."""
-    for sequence in sequences:
-        is_trained_T = sequence.mask != 0
-        if sequence.reference_logps is not None and is_trained_T.any():
-            return True
-        if (sequence.advantages[is_trained_T] != 0).any():
-            return True
-    return False
+def carries_signal(algorithm: Algorithm, groups: Sequence[Group]) -> bool:
+    """Whether the rewards of any group say something. A KL term moves the weights without them as well, but then
+    only back to the reference, or by differences in KL alone."""
+    return any(has_reward_spread(algorithm, group) for group in groups)
 
 
 def _are_equal(reward_G: NDArray[np.float64]) -> bool:

@@ -55,9 +55,9 @@ def find_policy(name: str) -> "tuple[Path, Recipe]":
 
     run = Path(name)
     if not (run / "recipe.toml").is_file():
-        from cauce.models.load import resolve_path
+        from cauce.models.load import local_folder
 
-        return resolve_path(name), Recipe()
+        return local_folder(name), Recipe()
     recipe = load_resolved(run)
     from cauce import checkpoint
 

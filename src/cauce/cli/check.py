@@ -4,6 +4,7 @@ anything trains."""
 import typer
 
 from cauce.cli.train import RecipeName, Settings, name_first
+from cauce.errors import RewardError
 
 
 def check(recipe: RecipeName, settings: Settings = None) -> None:
@@ -14,7 +15,10 @@ def check(recipe: RecipeName, settings: Settings = None) -> None:
 
     from cauce.stages import check as stage
 
-    typer.echo(stage.render(stage.check(loaded)))
+    report = stage.check(loaded)
+    typer.echo(stage.render(report))
+    if report.reward_failure:
+        raise RewardError(report.reward_failure)
 
 
 def plan(recipe: RecipeName, settings: Settings = None) -> None:

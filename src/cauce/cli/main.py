@@ -1,8 +1,5 @@
-"""`cauce`: all commands in one list, and the one place where errors become words and exit codes.
-
-Exit codes: 0 done; 2 something the user wrote is wrong (a recipe, a row, an option); 1 any other failure that
-Cauce knows; 130 after a stop by Ctrl-C or SIGTERM. CAUCE_DEBUG=1 shows the traceback of an error that is otherwise
-one message.
+"""`cauce`: all commands in one list, and the one place where errors become words; which exit code each has is in
+exit_codes.py. CAUCE_DEBUG=1 shows the traceback of an error that is otherwise one message.
 """
 
 import os
@@ -14,7 +11,8 @@ import typer
 
 from cauce import __version__
 from cauce.cli import chat, check, doctor, inspect, model, runs, train
-from cauce.errors import CauceError, DataError, RecipeError
+from cauce.cli.exit_codes import exit_code
+from cauce.errors import CauceError
 
 # `--section.key value` must reach the command as it was typed.
 _SETTINGS = {"ignore_unknown_options": True}
@@ -67,4 +65,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("CAUCE_DEBUG") == "1":
             raise
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(2 if isinstance(error, RecipeError | DataError) else 1)
+        sys.exit(exit_code(error))

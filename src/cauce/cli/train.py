@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from cauce.cli.exit_codes import FAILED, STOPPED
 from cauce.errors import RecipeError
 from cauce.metrics.observer import NullObserver, Observer, Observers, RunInfo
 
 Result = TypeVar("Result")
-STOPPED = 130  # exit code after Ctrl-C or SIGTERM, as shells have it of the former
 
 RecipeName = Annotated[
     str,
@@ -103,7 +103,7 @@ def replay(
         )
     if found < result.until:
         typer.echo(f"what came after it: {again} --from-plan {found + 1} begins at a later checkpoint, if one is kept")
-    raise typer.Exit(1)
+    raise typer.Exit(FAILED)
 
 
 def fork(

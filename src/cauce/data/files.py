@@ -46,9 +46,14 @@ def read_files(spec: str, field: str) -> Records:
         if path.stat().st_size == 0:
             records.warnings.append(f"{path} is empty and was skipped")
             continue
-        for number, record in _READERS[path.suffix](path):
-            records.values.append({str(key): plain(value) for key, value in record.items()})
-            records.places.append((str(path), number))
+        try:
+            for number, record in _READERS[path.suffix](path):
+                records.values.append({str(key): plain(value) for key, value in record.items()})
+                records.places.append((str(path), number))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
+        except (OSError, csv.Error) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from error
     return records
 
 

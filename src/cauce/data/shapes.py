@@ -122,8 +122,9 @@ def find_shape(records: Sequence[Mapping[str, Any]], settings: DataSettings, fie
     """The shape of records, set by hand or detected."""
     columns = _first_values(records)
     if settings.prompt_key:
-        gold = settings.gold_key or _guess_gold({k: v for k, v in columns.items() if k != settings.prompt_key})
-        reason = f"data.prompt_key = {settings.prompt_key!r}" + ("" if settings.gold_key else _gold_note(gold))
+        others = {name: value for name, value in columns.items() if name != settings.prompt_key}
+        gold = settings.gold_key or _guess_gold(others)
+        reason = f"data.prompt_key = {settings.prompt_key!r}" + ("" if settings.gold_key else _gold_note(gold, others))
         shape = Shape(name="by_hand", rule=reason, prompt_key=settings.prompt_key, gold_key=gold)
     else:
         visible = {name: columns[name] for name in columns if name not in settings.columns.values()}
@@ -200,15 +201,17 @@ def _detect(columns: Columns, field: str) -> _Rule:
 def _shape_of(rule: _Rule, columns: Columns, reason: str, has_answers: bool) -> Shape:
     gold = rule.gold_key
     if gold == "?":
-        gold = _guess_gold({name: value for name, value in columns.items() if name != rule.prompt_key})
+        others = {name: value for name, value in columns.items() if name != rule.prompt_key}
+        gold = _guess_gold(others)
         if rule.name == "messages" and not set(GOLD_NAMES) & set(columns) and has_answers:
             gold = REFERENCE
-        reason += _gold_note(gold)
+        reason += _gold_note(gold, others)
     elif rule.name == "problem_solution" and "answer" in columns:
         gold = "answer"
         reason += "; gold answer in column answer, the solution being worked out"
     elif rule.name == "openrlhf" and gold not in columns:
         gold = ""
+        reason += _gold_note(gold, {name: value for name, value in columns.items() if name != rule.prompt_key})
     return Shape(name=rule.name, rule=reason, prompt_key=rule.prompt_key, gold_key=gold)
 
 
@@ -223,8 +226,16 @@ def _ends_in_answer(messages: Any) -> bool:
     return messages[-1].get("role") == "assistant"
 
 
-def _gold_note(gold: str) -> str:
-    return f"; gold answer in column {gold}" if gold else "; no single gold column (name it with data.gold_key)"
+def _gold_note(gold: str, columns: Columns) -> str:
+    """Which column holds the gold answer; where none is known, which there are to choose from."""
+    if gold:
+        return f"; gold answer in column {gold}"
+    if not columns:
+        return "; no gold answer: there is no other column"
+    several = [name for name in GOLD_NAMES if name in columns]
+    if several:
+        return f"; no gold answer: {' and '.join(several)} could each be it, choose with data.gold_key={several[0]}"
+    return f"; no gold answer recognised: if one of the columns {', '.join(columns)} is it, say data.gold_key=COLUMN"
 
 
 def _named_rule(name: str) -> _Rule:

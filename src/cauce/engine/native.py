@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from cauce.engine.attention import ENGINE_ATTENTION, PLAN, AttentionPlan, DecodePlan, PrefillPlan
-from cauce.engine.cache import SlotCache
+from cauce.engine.cache import RowCache
+from cauce.engine.layout import decode_layout
+from cauce.engine.lean import LeanDecoder
 from cauce.engine.prepack import pack_linears
 from cauce.engine.sampling import Sampler
 from cauce.engine.slots import OpenRequest, PromptState, SlotTable
@@ -35,8 +37,6 @@ from cauce.types import Completion, GenerationRequest
 
 PREFILL_TOKENS = 1024  # prompts prefilled in one forward; a longer prompt goes alone
 ROW_STEP = 8  # decode batches are rounded up, so that few shapes occur
-LENGTH_STEP = 16
-BUCKET = 128  # of the attention length, when deterministic
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 
 
@@ -51,10 +51,13 @@ class NativeEngine:
         self._loaded = model
         self._model = model.model.eval()
         self._model.set_attn_implementation(ENGINE_ATTENTION)
-        self._packed = pack_linears(self._model, rows=slots)
+        self._lean = LeanDecoder.of(self._model, rows=slots)
+        self._packed = [] if self._lean else pack_linears(self._model, rows=slots)
+        self._shapes = {name: p.shape for name, p in self._model.named_parameters() if p.requires_grad}
+        self._is_released = False
         self._deterministic = deterministic
         self._table = SlotTable(slots)
-        self._cache = SlotCache(slots)
+        self._prompts, self._answers = RowCache(), RowCache()
         self._sampler = Sampler()
         self._queue: deque[OpenRequest] = deque()  # requests with indices that wait for a slot
         self._open: list[OpenRequest] = []  # requests not completed yet
@@ -142,10 +145,13 @@ class NativeEngine:
         """Take new weights between steps; samples in flight go on with them. On an error nothing changes."""
         parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         assert tuple(parameters) == parameter_names(self._model)
-        _check_state(parameters, tensors, f"version {version} of lineage {lineage!r}")
+        _check_state(self._shapes, tensors, f"version {version} of lineage {lineage!r}")
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(tensors[name])
+                if not self._is_released or parameter.numel():
+                    parameter.copy_(tensors[name])
+        if self._lean is not None:
+            self._lean.repack({parameter: tensors[name] for name, parameter in parameters.items()})
         for layer in self._packed:
             layer.repack()
         self.version, self.lineage = version, lineage
@@ -158,9 +164,17 @@ class NativeEngine:
     def dtype(self) -> torch.dtype:
         return self._model.dtype
 
+    def release_unpacked(self) -> None:
+        """Gives back the memory of weights that generation reads in packed form only; ends `plain_model`."""
+        if self._lean is not None:
+            self._lean.release_unpacked()
+            self._is_released = True
+
     @contextmanager
     def plain_model(self, attention: str) -> Iterator[PreTrainedModel]:
         """The model as it was without this engine, while nothing is stepped: its attention and linear layers."""
+        if self._is_released:
+            raise ModelError("the engine has given back the unpacked weights; use a model loaded for itself")
         for layer in self._packed:
             layer.forward = partial(nn.Linear.forward, layer)  # type: ignore[method-assign]
         self._model.set_attn_implementation(attention)
@@ -183,7 +197,8 @@ class NativeEngine:
             "steps": self._num_steps,
             "sampled_tokens": self._num_sampled,
             "prefilled_tokens": self._num_prefilled,
-            "cache_mb": self._cache.num_bytes / 2**20,
+            "cache_mb": (self._prompts.num_bytes + self._answers.num_bytes) / 2**20,
+            "forward": "lean" if self._lean else "model",
             "packed_layers": len(self._packed),
             "seconds": dict(self._seconds),
         }
@@ -220,12 +235,12 @@ class NativeEngine:
         self._prefill([entry for entry, _ in seats])
         started = time.perf_counter()
         for entry, rows in seats:
-            prompt = entry.prompt
-            assert prompt is not None
-            self._cache.reserve(len(entry.request.prompt_ids) + entry.limit, prompt.keys, prompt.values)
-            self._cache.fill(rows, prompt.keys, prompt.values)
+            assert entry.prompt is not None
+            staged, length = entry.prompt.row, len(entry.request.prompt_ids)
             for row in rows:
-                self._table.place(row, entry, entry.waiting.pop(0))
+                if self._deterministic:
+                    self._prompts.move([staged], [row], length)
+                self._table.place(row, entry, entry.waiting.pop(0), prompt_row=row if self._deterministic else staged)
         self._seconds["prefill"] += time.perf_counter() - started
         return self._draw_first(seats)
 
@@ -270,14 +285,19 @@ class NativeEngine:
                     f"{type(self._model).__name__} does not attend through transformers' interface, "
                     "so the native engine cannot run it"
                 )
+            free = self._free_prompt_rows()
+            slots = self._table.slots
+            self._answers.reserve(slots, max(entry.limit for entry in batch), plan.keys, plan.values)
+            self._prompts.reserve(
+                max(free[len(batch) - 1] + 1, slots if self._deterministic else 0), max(lengths), plan.keys, plan.values
+            )
             for number, (entry, end, length) in enumerate(zip(batch, ends, lengths, strict=True)):
                 part = slice(end - length, end)
-                entry.prompt = PromptState(
-                    made_with=made_with,
-                    keys={layer: keys[:, part] for layer, keys in plan.keys.items()},
-                    values={layer: values[:, part] for layer, values in plan.values.items()},
-                    logits_V=logits_RV[number],
+                keys, values = (
+                    {layer: made[:, part] for layer, made in table.items()} for table in (plan.keys, plan.values)
                 )
+                self._prompts.write(free[number], keys, values)
+                entry.prompt = PromptState(made_with=made_with, row=free[number], logits_V=logits_RV[number])
             self._num_prefilled += num_tokens
         self._seconds["prefill"] += time.perf_counter() - started
 
@@ -286,9 +306,10 @@ class NativeEngine:
         table = self._table
         live = np.flatnonzero(table.is_live)
         num_rows = table.slots if self._deterministic else min(table.slots, -(-len(live) // ROW_STEP) * ROW_STEP)
-        position_S = table.length[:num_rows]
         started = time.perf_counter()
-        plan = DecodePlan(cache=self._cache, position_S=self._tensor(position_S), spans=self._spans(position_S))
+        layout = decode_layout(table, num_rows, live, deterministic=self._deterministic, device=self._model.device)
+        plan = DecodePlan(prompts=self._prompts, answers=self._answers, layout=layout)
+        position_S = table.prompt_length[:num_rows] + table.length[:num_rows]
         logits_SV = self._forward(table.last_token[:num_rows, None], position_S[:, None], plan, keep=0)[:, 0]
         self._seconds["decode"] += time.perf_counter() - started
         table.length[live] += 1
@@ -296,12 +317,12 @@ class NativeEngine:
             logits_SV = logits_SV[: len(live)]
         return self._draw(logits_SV, table.temperature[: len(logits_SV)], live, live)
 
-    def _spans(self, position_S: np.ndarray) -> list[tuple[Tensor | slice, int]]:
-        """Which rows attend over which length."""
-        if not self._deterministic:
-            return [(slice(0, len(position_S)), -(-int(position_S.max() + 1) // LENGTH_STEP) * LENGTH_STEP)]
-        bucket_S = (position_S // BUCKET + 1) * BUCKET
-        return [(self._tensor(np.flatnonzero(bucket_S == b)), int(b)) for b in np.unique(bucket_S)]
+    def _free_prompt_rows(self) -> list[int]:
+        """Rows of the prompts' cache that nobody reads, the lowest first; as many as prompts can wait."""
+        used = set(self._table.prompt_row[self._table.is_live].tolist())
+        used |= {entry.prompt.row for entry in self._open if entry.prompt is not None and entry.waiting}
+        first = self._table.slots if self._deterministic else 0  # below it each slot has its own
+        return [row for row in range(first, first + len(used) + self._table.slots) if row not in used]
 
     def _draw(
         self, logits_RV: Tensor, temperature_R: np.ndarray, row_N: np.ndarray, slots_N: np.ndarray
@@ -316,6 +337,8 @@ class NativeEngine:
 
     def _forward(self, ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, *, keep: Tensor | int) -> Tensor:
         """The model's own forward and head, attending by `plan`; logits of the positions `keep` (0: all)."""
+        if self._lean is not None:
+            return self._lean(self._tensor(ids), self._tensor(positions), plan, keep=keep)
         return self._model(
             input_ids=self._tensor(ids),
             position_ids=self._tensor(positions),
@@ -332,7 +355,7 @@ class NativeEngine:
         targets = np.flatnonzero(~is_live[:num_live]).tolist()
         if not sources:
             return
-        self._cache.move(sources, targets, int(self._table.length[sources].max()))
+        self._answers.move(sources, targets, int(self._table.length[sources].max()))
         for source, target in zip(sources, targets, strict=True):
             self._table.move(source, target)
 
@@ -353,26 +376,25 @@ def _aborted(request: GenerationRequest, index: int) -> Completion:
     )
 
 
-def _check_state(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], what: str) -> None:
+def _check_state(shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], what: str) -> None:
     """Names and shapes must match exactly; otherwise a model would run half old, half new."""
     wrapped = [name for name in tensors if any(prefix in name for prefix in WRAPPER_PREFIXES)]
-    wrapped = [name for name in wrapped if name not in parameters]
+    wrapped = [name for name in wrapped if name not in shapes]
     if wrapped:
         raise WeightsError(
             f"weights {what}: {wrapped[0]!r} carries the prefix of a wrapper (DDP's 'module.', "
             "torch.compile's '_orig_mod.'); publish the unwrapped model's parameters"
         )
-    missing = [name for name in parameters if name not in tensors]
-    unknown = [name for name in tensors if name not in parameters]
+    missing = [name for name in shapes if name not in tensors]
+    unknown = [name for name in tensors if name not in shapes]
     if missing or unknown:
         raise WeightsError(
             f"weights {what}: {len(missing)} are missing (first: {missing[:1]}), {len(unknown)} are "
             f"unknown (first: {unknown[:1]}); names must match exactly, a tied parameter once"
         )
-    for name, parameter in parameters.items():
+    for name, shape in shapes.items():
         given = tensors[name]
-        if given.shape != parameter.shape or not given.is_floating_point():
+        if given.shape != shape or not given.is_floating_point():
             raise WeightsError(
-                f"weights {what}: {name} is {given.dtype} {tuple(given.shape)}, "
-                f"this model has {parameter.dtype} {tuple(parameter.shape)}"
+                f"weights {what}: {name} is {given.dtype} {tuple(given.shape)}, this model has {tuple(shape)}"
             )

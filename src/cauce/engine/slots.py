@@ -12,16 +12,16 @@ from torch import Tensor
 from cauce.engine.sampling import uniforms
 from cauce.types import Completion, FinishReason, GenerationRequest
 
+HOST_COLUMNS = ("index", "prompt_row", "prompt_length", "length", "made", "limit", "last_token")
 NO_TOKEN = -1  # fills unused places among the stop tokens; no vocabulary has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptState:
-    """A prefilled prompt: keys and values per layer [Hk, P, D] and the logits of its last position."""
+    """A prefilled prompt: where its keys and values lie, and the logits of its last position."""
 
     made_with: tuple[str, int]  # (lineage, version) of the weights; worthless under any other
-    keys: dict[int, Tensor]
-    values: dict[int, Tensor]
+    row: int  # of the prompts' cache
     logits_V: Tensor
 
 
@@ -50,7 +50,9 @@ class SlotTable:
     slots: int
     owner: list[OpenRequest | None] = field(init=False)
     index: np.ndarray = field(init=False)  # of the sample within its task
-    length: np.ndarray = field(init=False)  # tokens in the key/value cache
+    prompt_row: np.ndarray = field(init=False)  # of the prompts' cache
+    prompt_length: np.ndarray = field(init=False)
+    length: np.ndarray = field(init=False)  # tokens of the answer in the key/value cache
     made: np.ndarray = field(init=False)  # tokens sampled
     limit: np.ndarray = field(init=False)
     last_token: np.ndarray = field(init=False)
@@ -65,7 +67,8 @@ class SlotTable:
     def __post_init__(self) -> None:
         slots = self.slots
         self.owner = [None] * slots
-        self.index, self.length, self.made, self.limit, self.last_token = np.zeros((5, slots), dtype=np.int64)
+        for name in HOST_COLUMNS:
+            setattr(self, name, np.zeros(slots, dtype=np.int64))
         self.temperature = np.ones(slots)
         self.is_live = np.zeros(slots, dtype=bool)
         self.stop_ids = np.full((slots, 1), NO_TOKEN, dtype=np.int64)
@@ -74,12 +77,13 @@ class SlotTable:
         self.versions = np.zeros((slots, 0), dtype=np.int32)
         self.uniform = np.zeros((slots, 0), dtype=np.float64)
 
-    def place(self, row: int, owner: OpenRequest, index: int) -> None:
+    def place(self, row: int, owner: OpenRequest, index: int, *, prompt_row: int) -> None:
         """Seat one sample of a request, whose prompt is in the cache, in a free row."""
         request, sampling = owner.request, owner.request.sampling
         self._grow(owner.limit, len(owner.stop_ids))
         self.owner[row], self.index[row], self.is_live[row] = owner, index, True
-        self.length[row], self.made[row], self.limit[row] = len(request.prompt_ids), 0, owner.limit
+        self.prompt_row[row], self.prompt_length[row] = prompt_row, len(request.prompt_ids)
+        self.length[row], self.made[row], self.limit[row] = 0, 0, owner.limit
         self.temperature[row] = sampling.temperature
         self.stop_ids[row] = NO_TOKEN
         self.stop_ids[row, : len(owner.stop_ids)] = owner.stop_ids
@@ -102,25 +106,28 @@ class SlotTable:
         return [self._finish(int(rows[i]), "stop" if has_stopped[i] else "length") for i in ended]
 
     def free(self, row: int) -> None:
-        """Empty a row; its length of 0 keeps a dead row of the batch cheap and finite."""
+        """Empty a row; its lengths of 0 keep a dead row of the batch cheap and finite."""
         owner = self.owner[row]
         assert owner is not None
         owner.num_running -= 1
         self.owner[row] = None
         self.is_live[row] = False
-        self.length[row] = self.last_token[row] = self.made[row] = 0
-        self.temperature[row] = 1.0
+        self._clear(row)
 
     def move(self, source: int, target: int) -> None:
         """Seat the sample of one row in another, free one."""
         self.owner[target], self.owner[source] = self.owner[source], None
-        for column in (self.index, self.length, self.made, self.limit, self.last_token, self.temperature):
+        for column in (*(getattr(self, name) for name in HOST_COLUMNS), self.temperature):
             column[target] = column[source]
         self.is_live[target], self.is_live[source] = True, False
         for table in (self.stop_ids, self.tokens, self.logps, self.versions, self.uniform):
             table[target] = table[source]
-        self.length[source] = self.last_token[source] = self.made[source] = 0
-        self.temperature[source] = 1.0
+        self._clear(source)
+
+    def _clear(self, row: int) -> None:
+        for name in HOST_COLUMNS:
+            getattr(self, name)[row] = 0
+        self.temperature[row] = 1.0
 
     def _finish(self, row: int, reason: FinishReason) -> Completion:
         owner, made = self.owner[row], int(self.made[row])

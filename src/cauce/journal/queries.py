@@ -165,6 +165,11 @@ class JournalReader:
         """The living ones, in task order."""
         return self._leases("", ())
 
+    def lease_ends(self, task: int) -> list[str]:
+        """Why each lease of a task that is over has ended, oldest first."""
+        query = "SELECT end_reason FROM lease WHERE task = ? AND end_reason IS NOT NULL ORDER BY attempt"
+        return [str(row[0]) for row in self._rows(query, task)]
+
     def expired(self, now: float) -> list[Lease]:
         """Living leases that were not renewed in time."""
         return self._leases("AND until < ?", (float(now),))

@@ -31,6 +31,8 @@ COLOURS = {
     "learn": "green",
     "sync": "yellow",
     "record": "red",
+    "checkpoint": "bright_yellow",
+    "eval": "blue",
     "idle": "bright_black",
 }
 REFRESH_PER_S = 2.0
@@ -247,7 +249,8 @@ def _time_bar(progress: Progress, blocks: str) -> list[RenderableType]:
     bar, legend = Text(), Text()
     for part, share in shares:
         bar.append(block * round(BAR_WIDTH * share), COLOURS[part])
-        legend.append(f"{part} {100 * share:.0f}%  ", COLOURS[part])
+        if share:
+            legend.append(f"{part} {100 * share:.0f}%  ", COLOURS[part])
     table = _grid()
     table.add_row("time", bar)
     table.add_row("", legend)

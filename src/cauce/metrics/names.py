@@ -26,6 +26,8 @@ TIME_PARTS: dict[str, tuple[str, ...]] = {
     "learn": ("time/learn",),
     "sync": ("time/sync",),
     "record": ("time/journal", "time/checksum"),
+    "checkpoint": ("time/checkpoint",),
+    "eval": ("time/eval",),
     "idle": ("time/idle",),
 }
 
@@ -143,7 +145,25 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("time/idle", "seconds of the plan that no other part accounts for"),
     MetricName("time/journal", "seconds inside journal calls"),
     MetricName("time/checksum", "seconds of weight checksums"),
-    MetricName("time/total", "seconds from the plan's start to its end", "step_time", "timing_s/step"),
+    MetricName(
+        "time/checkpoint",
+        "seconds of the checkpoint between the plan before and this one, beside time/total",
+        "",
+        "timing_s/save_checkpoint",
+    ),
+    MetricName(
+        "time/eval",
+        "seconds of the evaluation between the plan before and this one, beside time/total; in plan 1 that of the "
+        "untrained model",
+        "",
+        "timing_s/testing",
+    ),
+    MetricName(
+        "time/total",
+        "seconds from the plan's start to its end, with the publication before it",
+        "step_time",
+        "timing_s/step",
+    ),
     MetricName(
         "eval/<set>/accuracy",
         "mean reward of greedy answers to the held-out set",

@@ -7,11 +7,14 @@ word. Left out on purpose: sharding, quantised weights (a GGUF file is dequantis
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -21,11 +24,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.utils import logging as transformers_logging
 
 from cauce.errors import ModelError
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+SIGNS = ("config.json", "tokenizer.json", "tokenizer_config.json")  # a folder without any of them is another one
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NO_LIMIT = 1 << 20  # context of a model whose config names none
 
@@ -47,7 +52,8 @@ def load_model(path: str, *, dtype: torch.dtype, attention: str) -> LoadedModel:
     folder = local_folder(path)
     tokenizer = _tokenizer_of(folder)
     gguf = _gguf_file(folder)
-    model = _load_gguf(gguf, dtype, attention) if gguf else _load_folder(folder, dtype, attention)
+    with without_progress_bar():
+        model = _load_gguf(gguf, dtype, attention) if gguf else _load_folder(folder, dtype, attention)
     model.eval()
     context = getattr(model.config, "max_position_embeddings", None)
     return LoadedModel(
@@ -85,10 +91,12 @@ def local_folder(name: str) -> Path:
     if not name:
         raise ModelError("model.path is empty; give a folder, a pulled name or a hub id")
     path = resolve_path(name)
+    if path.is_dir() and not any(path.glob("*.gguf")) and not any((path / file).is_file() for file in SIGNS):
+        raise ModelError(f"model {name!r}: the folder holds no model, neither {SIGNS[0]} nor a GGUF file")
     if path.exists():
         return path
     if path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")):
-        raise ModelError(f"model.path {name!r}: no such folder; give a folder with config.json and safetensors")
+        raise ModelError(f"model {name!r}: no such folder; give a folder with config.json and safetensors")
     return download_from_hub(name)
 
 
@@ -100,10 +108,23 @@ def download_from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub client raises a dozen unrelated types; all mean "not to be had"
         raise ModelError(
-            f"model.path {name!r}: no folder of that name, nothing pulled in {models_dir()}, and the hub "
-            f"did not give it ({type(error).__name__}: {str(error).splitlines()[0][:200]}); give a folder "
-            f"or run `cauce model pull {name}` where there is a network"
+            f"model {name!r}: no folder of that name, nothing pulled in {models_dir()}, and {_hub_refusal(error)}; "
+            f"give a folder, or run `cauce model pull {name}` where there is a network"
         ) from error
+
+
+def _hub_refusal(error: Exception) -> str:
+    """Why the hub did not give a model, in words; its own texts are pages long and speak of its client."""
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError as NotFound
+
+    if isinstance(error, GatedRepoError):
+        return "the hub gives it only to those who are logged in and have accepted its terms"
+    if isinstance(error, NotFound | HFValidationError):
+        return "the hub has no public model of that name"
+    if isinstance(error, LocalEntryNotFoundError):
+        return "the hub cannot be reached from here"
+    return f"the hub did not give it ({type(error).__name__})"
 
 
 def resolve_dtype(name: str) -> torch.dtype:
@@ -113,6 +134,18 @@ def resolve_dtype(name: str) -> torch.dtype:
     if name != "auto":
         raise ModelError(f"dtype {name!r}: choose auto, fp32 or bf16")
     return torch.bfloat16 if _has_native_bf16() else torch.float32
+
+
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """A model that fits into one process loads in seconds; a bar for it only tears up what commands print."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()
 
 
 def parameter_names(model: nn.Module) -> tuple[str, ...]:
@@ -149,7 +182,7 @@ def _gguf_file(path: Path) -> Path | None:
         return None
     if len(files) > 1:
         names = ", ".join(f.name for f in files)
-        raise ModelError(f"model.path {str(path)!r}: several GGUF files ({names}); name one of them")
+        raise ModelError(f"model {str(path)!r}: several GGUF files ({names}); name one of them")
     return files[0]
 
 
@@ -160,7 +193,7 @@ def _tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.path {str(path)!r}: no usable tokenizer ({str(error).splitlines()[0]})") from error
+        raise ModelError(f"model {str(path)!r}: no usable tokenizer ({str(error).splitlines()[0]})") from error
 
 
 def _load_folder(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -168,8 +201,8 @@ def _load_folder(folder: Path, dtype: torch.dtype, attention: str) -> PreTrained
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=attention, output_loading_info=True
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"model.path {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise ModelError(f"model {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     model, info = loaded
     _check_complete(folder, info)
     return cast(PreTrainedModel, model)
@@ -184,7 +217,7 @@ def _load_gguf(file: Path, dtype: torch.dtype, attention: str) -> PreTrainedMode
             "tensors"
         ]
     except (OSError, ValueError, NotImplementedError) as error:
-        raise ModelError(f"model.path {str(file)!r} cannot be read as GGUF: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"model {str(file)!r} cannot be read as GGUF: {str(error).splitlines()[0]}") from error
     result = model.load_state_dict(tensors, strict=False)
     missing = set(result.missing_keys) & set(parameter_names(model))
     _check_complete(file, {"missing_keys": missing, "unexpected_keys": result.unexpected_keys})
@@ -196,7 +229,7 @@ def _check_complete(path: Path, info: dict[str, Any]) -> None:
     missing, wrong = sorted(map(str, info["missing_keys"])), sorted(map(str, info.get("mismatched_keys", ())))
     if missing or wrong:
         raise ModelError(
-            f"model.path {str(path)!r}: {len(missing)} parameters are missing and {len(wrong)} have another "
+            f"model {str(path)!r}: {len(missing)} parameters are missing and {len(wrong)} have another "
             f"shape, the first being {(missing + wrong)[0]}; they would be random; use a complete one"
         )
 

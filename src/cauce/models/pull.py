@@ -2,8 +2,9 @@
 
 SmolLM2-135M-Instruct comes from a Python package that carries it as a GGUF file, so that the demo runs where
 there is a package registry and no model hub; every other name is a hub id. Both end as a safetensors folder
-in fp32 with the tokenizer and its chat template. The two sources of SmolLM2 differ in digest (the package's
-weights are quantised), which is why the digest is reported.
+with the tokenizer and its chat template: the package's weights unpacked to fp32, the hub's files as they are.
+Whoever loads a model says in which dtype, so that one in bf16 on disk is trained in fp32 all the same. The two
+sources of SmolLM2 differ in digest (the package's weights are quantised), which is why the digest is reported.
 """
 
 import shutil

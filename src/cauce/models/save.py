@@ -9,6 +9,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cauce.models.load import without_progress_bar
+
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write `model` and `tokenizer` to `folder`, which is created; files of the same names are replaced."""
@@ -17,5 +19,6 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     # A quantised origin must not make the loader look for a quantiser: these are plain tensors.
     if getattr(model.config, "quantization_config", None) is not None:
         del model.config.quantization_config
-    model.save_pretrained(folder)
+    with without_progress_bar():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

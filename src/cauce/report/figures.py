@@ -177,7 +177,10 @@ def time_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     return Figure(
         key="time",
         title="Where the time goes",
-        note="Seconds per plan. Record is the journal and checksums, idle what no other part accounts for.",
+        note=(
+            "Seconds per plan. Record is the journal and checksums, idle what no other part accounts for; checkpoint "
+            "and eval came before the plan they stand at."
+        ),
         traces=traces,
         layout={
             "barmode": "stack",

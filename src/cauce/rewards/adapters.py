@@ -131,7 +131,7 @@ class RewardFunction:
             provided = set(_OPENRLHF_PROVIDED)
         for key, is_required in self.parameters.items():
             if is_required and key not in provided and key not in self.kwargs:
-                setting = "data.gold_key" if key == "ground_truth" else f"data.columns.{key}"
+                setting = "data.gold_key" if key in ("ground_truth", "gold") else f"data.columns.{key}"
                 raise RewardError(
                     f"reward {self.name} needs {key!r}, and the data has no such column (it has: "
                     f"{', '.join(sorted(columns)) or 'none'}). Name the column with {setting}, or give "
@@ -261,6 +261,11 @@ def adapt(source: Source, *, name: str, kwargs: dict[str, Any]) -> RewardFunctio
     return RewardFunction(source=source, name=name, kind=kind, parameters=names, takes_any=takes_any, kwargs=accepted)
 
 
+def is_reward_signature(function: Callable[..., Any]) -> bool:
+    """Whether the parameters of a function name exactly one convention; a bare `**kwargs` names none."""
+    return len(_kinds_of(inspect.signature(function).parameters)) == 1
+
+
 def function_name(function: Callable[..., Any]) -> str:
     """The name under which a function's scores are reported."""
     while isinstance(function, partial):
@@ -289,7 +294,7 @@ def describe(error: BaseException) -> str:
     return f"{first} ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else first
 
 
-def _kind_of(names: Collection[str], takes_any: bool, name: str) -> Kind:
+def _kinds_of(names: Collection[str]) -> list[Kind]:
     found: list[Kind] = []
     if "completions" in names:
         found.append("native")
@@ -297,6 +302,11 @@ def _kind_of(names: Collection[str], takes_any: bool, name: str) -> Kind:
         found.append("verl")
     if "queries" in names and "labels" in names:
         found.append("openrlhf")
+    return found
+
+
+def _kind_of(names: Collection[str], takes_any: bool, name: str) -> Kind:
+    found = _kinds_of(names)
     if len(found) == 1:
         return found[0]
     if len(found) > 1:

@@ -1,7 +1,8 @@
 """Finding a user's reward function and making it fit to travel to another process.
 
 A function comes as text (`file.py:fn`, `pkg.mod:fn`, `pkg.mod.fn`, or the name of a shipped verifier) or, in
-Python, as any callable. A file travels as its path and text and is run again where it arrives, so that no
+Python, as any callable. Of a file without a name the one function that can be meant is taken, and a note says
+which; several are an error. A file travels as its path and text and is run again where it arrives, so that no
 worker needs the file; a module travels as its name; a callable travels as it is (ray's cloudpickle takes
 lambdas and closures by value). Which convention a function follows is settled in adapters.py; scoring is in
 reward.py.
@@ -19,7 +20,7 @@ from typing import Any
 from cauce.errors import RecipeError, RewardError
 from cauce.recipe.models import RewardSettings
 from cauce.rewards import verifiers
-from cauce.rewards.adapters import RewardFunction, adapt, function_name
+from cauce.rewards.adapters import RewardFunction, adapt, function_name, is_reward_signature
 from cauce.rewards.reward import Reward
 
 SHIPPED: dict[str, Callable[..., Any]] = {
@@ -55,14 +56,19 @@ def load_reward(spec: RewardSpec, *, settings: RewardSettings | None = None) -> 
         raise RecipeError(
             f"reward.weights has {len(weights)} numbers for {len(sources)} reward functions; give one for each"
         )
-    functions = _with_distinct_names([_load_function(source, kwargs) for source in sources])
+    located = [_locate(source) for source in sources]
+    functions = _with_distinct_names([_adapted(source, kwargs) for source in located])
     for key in kwargs:
         if not any(function.accepts(key) for function in functions):
             raise RecipeError(
                 f"reward.kwargs.{key} = {kwargs[key]!r}: no reward function has a parameter {key!r}; "
                 f"{functions[0].name} takes {', '.join(functions[0].parameters)}"
             )
-    return Reward(functions=tuple(functions), weights=tuple(weights or [1.0] * len(functions)))
+    return Reward(
+        functions=tuple(functions),
+        weights=tuple(weights or [1.0] * len(functions)),
+        notes=tuple(source.note for source in located if isinstance(source, FileFunction) and source.note),
+    )
 
 
 @dataclass(slots=True)
@@ -72,6 +78,7 @@ class FileFunction:
     path: str
     source: str
     name: str
+    note: str = ""  # why this function, where none was named
     function: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
 
     def resolve(self) -> Callable[..., Any]:
@@ -124,16 +131,19 @@ class GivenFunction:
         return self.function
 
 
-def _load_function(source: str | Callable[..., Any], kwargs: dict[str, Any]) -> RewardFunction:
-    if not isinstance(source, str):
-        if not callable(source):
-            raise RewardError(f"a reward is a function or its name, not {type(source).__name__}: {source!r}")
-        return adapt(GivenFunction(source), name=function_name(source), kwargs=kwargs)
-    location = _locate(source)
-    return adapt(location, name=function_name(location.resolve()), kwargs=kwargs)
+def _adapted(source: FileFunction | ModuleFunction | GivenFunction, kwargs: dict[str, Any]) -> RewardFunction:
+    return adapt(source, name=function_name(source.resolve()), kwargs=kwargs)
 
 
-def _locate(text: str) -> FileFunction | ModuleFunction | GivenFunction:
+def _locate(source: str | Callable[..., Any]) -> FileFunction | ModuleFunction | GivenFunction:
+    if isinstance(source, str):
+        return _locate_text(source)
+    if not callable(source):
+        raise RewardError(f"a reward is a function or its name, not {type(source).__name__}: {source!r}")
+    return GivenFunction(source)
+
+
+def _locate_text(text: str) -> FileFunction | ModuleFunction | GivenFunction:
     if text in SHIPPED:
         return GivenFunction(SHIPPED[text])
     where, colon, name = text.rpartition(":")
@@ -155,18 +165,31 @@ def _file_function(where: str, name: str, text: str) -> FileFunction:
     path = Path(where).expanduser()
     if not path.is_file():
         raise RewardError(f"reward.fn = {text!r}: there is no file {path} (looked in {Path.cwd()})")
-    source = path.read_text(encoding="utf-8")
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RewardError(f"reward file {path} cannot be read as UTF-8 text: {_first_line(error)}") from error
+    full = str(path.resolve())
     if name:
-        return FileFunction(str(path.resolve()), source, name)
-    names = vars(_run_source(str(path.resolve()), source))
+        return FileFunction(full, source, name)
+    name, why = _only_choice(_run_source(full, source), where)
+    return FileFunction(full, source, name, f"reward.fn = {text!r} names no function: {name} is taken, {why}")
+
+
+def _only_choice(module: ModuleType, where: str) -> tuple[str, str]:
+    """The function that a file without a name stands for, and why: the habitual name, or the only one that fits."""
+    names = vars(module)
     found = [default for default in DEFAULT_NAMES if default in names]
-    if len(found) != 1:
-        what = "both of" if found else "neither of"
-        raise RewardError(
-            f"reward.fn = {text!r} names no function, and the file has {what} {' and '.join(DEFAULT_NAMES)}; "
-            f"write {where}:function ({_functions_of(names)})"
-        )
-    return FileFunction(str(path.resolve()), source, found[0])
+    if len(found) == 1:
+        return found[0], "the name that files for other trainers give it"
+    own = [n for n, value in names.items() if isinstance(value, FunctionType) and value.__module__ == module.__name__]
+    fitting = found or [n for n in own if n[:1] != "_" and is_reward_signature(names[n])]
+    if len(fitting) == 1:
+        return fitting[0], "the only function there with the parameters of a reward"
+    several = f"{' and '.join(fitting)} could each be meant"
+    problem = several if fitting else f"none has the parameters of a reward ({_functions_of(names)})"
+    example = (fitting or own or ["score"])[0]
+    raise RewardError(f"reward.fn = {where!r} names no function, and {problem}; write reward.fn={where}:{example}")
 
 
 def _run_source(path: str, source: str) -> ModuleType:
@@ -185,7 +208,7 @@ def _run_source(path: str, source: str) -> ModuleType:
         exec(compile(source, path, "exec"), module.__dict__)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, Exception):
+        if isinstance(error, Exception | SystemExit):
             raise RewardError(f"reward file {path} fails while it is loaded: {_first_line(error)}") from error
         raise
     return module
@@ -201,7 +224,13 @@ def _pick(names: dict[str, Any], dotted: str, where: str) -> Callable[..., Any]:
     if found is None:
         raise RewardError(f"reward {where}:{dotted}: {where} has no {dotted!r} ({_functions_of(names)})")
     if isinstance(found, type):
-        found = found()
+        try:
+            found = found()
+        except Exception as error:
+            raise RewardError(
+                f"reward {where}:{dotted}: the class cannot be made without arguments ({_first_line(error)}); give "
+                "them defaults, or name an instance of it"
+            ) from error
     if not callable(found):
         raise RewardError(f"reward {where}:{dotted} is {type(found).__name__}, not a function")
     function: Callable[..., Any] = found

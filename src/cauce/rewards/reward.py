@@ -34,6 +34,7 @@ class Reward:
 
     functions: tuple[RewardFunction, ...]
     weights: tuple[float, ...]
+    notes: tuple[str, ...] = ()  # choices that were made in finding them, for people to read
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -11,13 +11,14 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import ray
+import torch
 
 from cauce.errors import ResourceError
 from cauce.recipe.models import ClusterSettings
-from cauce.runtime.placement import NodeRoom, parse_bytes
+from cauce.runtime.placement import NodeRoom
 from cauce.runtime.process import available_cpus
 from cauce.runtime.reaper import Reaper
 
@@ -40,7 +41,7 @@ class Cluster:
         return f"{self.how}; dashboard http://{self.dashboard} (it asks for the token that `ray get-auth-token` prints)"
 
 
-def start_cluster(settings: ClusterSettings, *, object_store: Any = "auto") -> Cluster:
+def start_cluster(settings: ClusterSettings, *, object_store: int | Literal["auto"] = "auto") -> Cluster:
     """Attaches to Ray or starts it, and says which.
 
     Raises:
@@ -48,23 +49,17 @@ def start_cluster(settings: ClusterSettings, *, object_store: Any = "auto") -> C
     """
     if ray.is_initialized():
         context = ray.get_runtime_context()
-        return Cluster(
-            how=f"the Ray that this process had already started ({context.gcs_address})",
-            dashboard=_dashboard(),
-            ours=False,
-            folder=None,
-            reaper=None,
-        )
+        return _joined(f"the Ray that this process had already started ({context.gcs_address})")
     if settings.address != "local":
         return _join(settings)
-    cpus = available_cpus() if settings.cpus == "auto" else int(settings.cpus)
+    cpus = _own_cpus(settings)
     folder = Path(tempfile.mkdtemp(prefix="cauce-", dir=_short_temp()))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     ray.init(
         address="local",
         num_cpus=cpus,
-        object_store_memory=parse_bytes(object_store) or OBJECT_STORE_BYTES,
+        object_store_memory=OBJECT_STORE_BYTES if object_store == "auto" else object_store,
         include_dashboard=settings.dashboard,
         dashboard_host="127.0.0.1",
         namespace=settings.namespace or None,
@@ -90,6 +85,18 @@ def stop_cluster(cluster: Cluster) -> None:
         cluster.reaper.dismiss()
     if cluster.folder is not None:
         shutil.rmtree(cluster.folder, ignore_errors=True)
+
+
+def own_room(settings: ClusterSettings) -> NodeRoom | None:
+    """The most that a Ray of our own will offer, known before it starts; None where another will be used."""
+    if ray.is_initialized() or settings.address != "local":
+        return None
+    return NodeRoom(
+        name="this machine",
+        cpus=_own_cpus(settings),
+        gpus=torch.cuda.device_count(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
 
 
 def node_rooms() -> list[NodeRoom]:
@@ -127,13 +134,15 @@ def _join(settings: ClusterSettings) -> Cluster:
             'copy what `ray get-auth-token` prints there into RAY_AUTH_TOKEN here, or set cluster.address="local"'
         ) from error
     context = ray.get_runtime_context()
-    return Cluster(
-        how=f"the Ray at {context.gcs_address}, as cluster.address={settings.address!r} asks",
-        dashboard=_dashboard(),
-        ours=False,
-        folder=None,
-        reaper=None,
-    )
+    return _joined(f"the Ray at {context.gcs_address}, as cluster.address={settings.address!r} asks")
+
+
+def _joined(how: str) -> Cluster:
+    return Cluster(how=how, dashboard=_dashboard(), ours=False, folder=None, reaper=None)
+
+
+def _own_cpus(settings: ClusterSettings) -> int:
+    return available_cpus() if settings.cpus == "auto" else int(settings.cpus)
 
 
 def _dashboard() -> str | None:

@@ -53,7 +53,7 @@ class Exchange:
         self._clock = clock
         self._stall_s = stall_s
         self._on_stall = on_stall
-        self._last_event = clock.now()
+        self._last_event = clock.monotonic()
         self._warned = False
         self.training: Desk | None = None
         self.evaluation: Desk | None = None
@@ -74,7 +74,7 @@ class Exchange:
         scored = self.rewards.take(done)
         self._hand_out(news, scored)
         if done or news.lost or scored or extra:
-            self._last_event, self._warned = self._clock.now(), False
+            self._last_event, self._warned = self._clock.monotonic(), False
         else:
             self._watch()
         return [call for call in extra if call in done]
@@ -96,7 +96,7 @@ class Exchange:
                 desk.on_progress(progressed)
 
     def _watch(self) -> None:
-        silent = self._clock.now() - self._last_event
+        silent = self._clock.monotonic() - self._last_event
         waiting = "; ".join(self.pool.waiting_for() + self.rewards.waiting_for()) or "nothing that is known"
         if silent > STALL_WARNING_S and not self._warned:
             self._warned = True

@@ -7,7 +7,8 @@ step is in the journal before anything depends on it; what a crash leaves half d
 only for answers that are missing.
 
 A worker that dies with several tasks accuses none of them: they become suspects, and get a worker for themselves, one
-suspect at a time. Only a death with a single task counts towards poison.
+suspect at a time. Only a death with a single task counts towards poison. Both are in the record, so that a resume
+goes on with the same suspects.
 """
 
 from collections import deque
@@ -27,6 +28,7 @@ from cauce.types import Completion, DropReason, GenerationRequest, Group, Outcom
 LEASE_S = 120.0
 POISON_DEATHS = 3
 MIN_SCORED = 2
+AMONG_OTHERS = "its worker died among several tasks: "  # begins the recorded end of a suspect's lease
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,16 +112,19 @@ class RolloutFlow:
                 admitted, too_long_in_a_row = admitted + 1, 0
 
     def restore(self) -> None:
-        """Takes up what the record holds unfinished: missing answers first, then missing outcomes."""
+        """Takes up what the record holds unfinished: missing answers first, then missing outcomes; suspects alone."""
         for task in self._journal.tasks("leased"):
             self._journal.release(task, counts_as_death=False, reason="the driver stopped")
         for task in self._journal.tasks("pending"):
             self._open.add(task)
             missing = self._journal.missing(task, self._settings.group_size)
-            if missing:
-                self._dispatch(task, missing)
-            else:
+            if not missing:
                 self._settle(task)
+            elif self._was_suspect(task):
+                self._suspects.append(task)
+            else:
+                self._dispatch(task, missing)
+        self._try_suspect()
 
     def on_answers(self, completions: Sequence[Completion]) -> None:
         """Records answers, and sends a group to the reward once it is complete."""
@@ -141,7 +146,8 @@ class RolloutFlow:
             if task not in self._open:
                 continue
             was_alone = item.num_held == 1
-            deaths = self._journal.release(task, counts_as_death=was_alone, reason=cause)
+            reason = f"{AMONG_OTHERS}{cause}" if item.num_held > 1 else cause
+            deaths = self._journal.release(task, counts_as_death=was_alone, reason=reason)
             if was_alone and deaths >= POISON_DEATHS:
                 self._drop(task, "poison", f"{deaths} workers died on it; the last: {cause}")
             elif task == self._suspect or not item.num_held:
@@ -192,6 +198,11 @@ class RolloutFlow:
     def _dispatch_missing(self, task: int) -> None:
         if missing := self._journal.missing(task, self._settings.group_size):
             self._dispatch(task, missing)
+
+    def _was_suspect(self, task: int) -> bool:
+        """Of a task with answers missing: by all its leases, since only its last answer would have acquitted it."""
+        ends = self._journal.lease_ends(task)
+        return self._journal.deaths(task) > 0 or any(end.startswith(AMONG_OTHERS) for end in ends)
 
     def _try_suspect(self) -> None:
         while self._suspect is None and self._suspects:

@@ -31,7 +31,7 @@ class Learned:
 
     num_steps: int  # optimizer steps taken
     num_skipped: int  # optimizer steps refused for non-finite numbers
-    had_signal: bool
+    had_signal: bool  # some group's rewards differed
     first_log_ratio: float  # mean |log ratio| of the first forward pass: sampler against learner
     metrics: dict[str, float]
 
@@ -55,7 +55,7 @@ def learn(learner: LearnerVerbs, *, algorithm: Algorithm, plan: Plan, groups: Se
     return Learned(
         num_steps=len(steps) - skipped,
         num_skipped=skipped,
-        had_signal=carries_signal(sequences),
+        had_signal=carries_signal(algorithm, groups),
         first_log_ratio=steps[0].get("sampler/log_ratio_abs_mean", 0.0) if steps else 0.0,
         metrics=_over_steps(steps),
     )

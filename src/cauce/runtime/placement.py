@@ -7,12 +7,11 @@ from that: it only has to keep other jobs away, so the roles of one run split th
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from cauce.errors import ResourceError
 from cauce.recipe.models import Recipe
 from cauce.runtime.world import Resources
-
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +43,7 @@ class NodeRoom:
 
 
 def plan_placement(recipe: Recipe, *, cpus: int) -> Placement:
-    """Fills in what the recipe leaves to us ("auto") for a node with `cpus` CPUs.
-
-    Raises:
-        RecipeError: from parsing sizes such as "2GB".
-    """
+    """Fills in what the recipe leaves to us ("auto") for a node with `cpus` CPUs."""
     actors = recipe.rollout.actors
     overlapping = recipe.buffer.max_staleness > 0
     learner_threads = max(1, min(cpus // 2, cpus - actors)) if overlapping else cpus
@@ -63,13 +58,13 @@ def plan_placement(recipe: Recipe, *, cpus: int) -> Placement:
         rollout=Resources(
             cpus=_round_down(rollout_cpus),
             gpus=float(recipe.rollout.gpus),
-            memory_bytes=parse_bytes(recipe.rollout.memory),
+            memory_bytes=_reserved(recipe.rollout.memory),
             threads=rollout_threads,
         ),
         learner=Resources(
             cpus=_round_down(learner_cpus),
             gpus=float(recipe.learner.gpus),
-            memory_bytes=parse_bytes(recipe.learner.memory),
+            memory_bytes=_reserved(recipe.learner.memory),
             threads=learner_threads,
         ),
         reward=Resources(cpus=0, gpus=0, memory_bytes=None, threads=1),
@@ -118,16 +113,6 @@ def _round_down(cpus: float) -> float:
     return math.floor(cpus * 10_000) / 10_000
 
 
-def parse_bytes(value: object) -> int | None:
-    """'auto' -> None; 2_000_000, '2GB', '512MiB' -> bytes."""
-    if value in ("auto", None, 0, ""):
-        return None
-    if isinstance(value, int | float):
-        return int(value)
-    text = str(value).strip().lower().removesuffix("b")
-    digits = text.rstrip("kmgti")
-    unit = text[len(digits) :].strip()
-    try:
-        return int(float(digits) * UNITS[unit])
-    except (KeyError, ValueError):
-        raise ResourceError(f"memory {value!r} is not a size; write bytes, or for example '2GB' or '512MiB'") from None
+def _reserved(memory: int | Literal["auto"]) -> int | None:
+    """Bytes for Ray to reserve; left to us, nothing is."""
+    return None if memory == "auto" else memory

@@ -45,14 +45,15 @@ class PhaseTimer:
     """Splits the wall time of a plan: generate, reward, learn, checksum, sync, journal, and idle for the rest.
 
     Within the wait for groups, time counts as `reward` while only rewards are outstanding. Time inside journal calls
-    is taken out of the phase it fell into.
+    is taken out of the phase it fell into. What comes after a plan's record - publishing, a checkpoint, an evaluation -
+    is carried over to the next plan; the latter two stand beside its total, since they are not due at every plan.
     """
 
     def __init__(self, *, exchange: Exchange, journal: Journal) -> None:
         self._exchange = exchange
         self._journal = journal
         self._split: dict[str, float] = {}
-        self._carried_sync = 0.0
+        self.carried: dict[str, float] = {}  # seconds that no plan has in its split yet
         self.start()
 
     def start(self) -> None:
@@ -79,20 +80,21 @@ class PhaseTimer:
         self._mark = self._turn_mark = now
 
     def finish(self) -> dict[str, float]:
-        """The split of the plan that ends now. Publishing comes after a plan's record, so it counts to the next."""
+        """The split of the plan that ends now."""
+        carried, self.carried = self.carried, {}
+        published = carried.get("sync", 0.0)
         total = time.perf_counter() - self._began
         journal = self._journal.seconds_spent - self._journal_at_start
         pulled = self._exchange.sync_s - self._sync_at_start
-        sync = pulled + self._carried_sync
+        sync = pulled + published
         collect = self._split.get("collect", 0.0)
         waited = max(0.0, collect - pulled - journal)
         reward = min(self._reward_s, waited)  # its turns contain journal calls too
         generate = waited - reward
         learn = self._split.get("learn", 0.0)
         checksum = self._split.get("checksum", 0.0)
-        total += self._carried_sync
+        total += published
         known = generate + reward + learn + checksum + sync + journal
-        self._carried_sync = 0.0
         tokens = self._exchange.num_tokens - self._tokens_at_start
         speed = {"tokens_per_s": tokens / total} if tokens else {}  # a recorded plan needs none
         return speed | {
@@ -104,7 +106,10 @@ class PhaseTimer:
             "time/sync": sync,
             "time/journal": journal,
             "time/idle": max(0.0, total - known),
+            "time/checkpoint": carried.get("checkpoint", 0.0),
+            "time/eval": carried.get("eval", 0.0),
         }
 
-    def carry_sync(self, seconds: float) -> None:
-        self._carried_sync += seconds
+    def carry(self, part: str, seconds: float) -> None:
+        """Notes what happened between two plans: sync, checkpoint or eval."""
+        self.carried[part] = self.carried.get(part, 0.0) + seconds

@@ -3,22 +3,18 @@
 One call to `work` is out per worker at any time; new requests, cancellations and the version to serve travel with the
 next one, so a worker that joins or rejoins needs nothing but its first call. The pool decides nothing about tasks: it
 reports a lost request with its cause, and its owner leases the missing answers again. A request that may have killed a
-worker can be given one for itself (`alone`). Restarting has one owner, this file: jittered exponential backoff, and a
-stop with the last cause after too many deaths in a row.
+worker can be given one for itself (`alone`). Dead ones are replaced by the rules of restarts.py.
 """
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cauce.errors import WorkerError
+from cauce.runtime.restarts import Restarts
 from cauce.runtime.roles import RolloutWorker, WorkResult
 from cauce.runtime.world import Call, Clock, Worker, WorkerDied, Workers
 from cauce.types import Completion, GenerationRequest
 
 SLICE_S = 0.5  # how long a worker generates before it reports, if no answer ends sooner
-BACKOFF_S = (0.5, 30.0)
-DEATHS_IN_A_ROW = 6  # without one answer in between
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,44 +58,29 @@ class RolloutPool:
         self,
         workers: Workers,
         *,
-        start: Callable[[str], Worker],
+        restarts: Restarts,
         size: int,
         clock: Clock,
         owner_epoch: int,
         hang_s: float,
-        note: Callable[[str, dict[str, str]], None],
     ) -> None:
         self._workers = workers
-        self._start = start
+        self._restarts = restarts
         self._size = size
         self._clock = clock
         self._epoch = owner_epoch
         self._hang_s = hang_s
-        self._note = note
         self._members: list[_Member] = []
         self._orphans: list[tuple[GenerationRequest, bool]] = []  # without a worker yet, and whether one for itself
-        self._names = 0
-        self._deaths = 0
-        self._retry_at = 0.0
-        self._was_full = False
-        self._random = random.Random(owner_epoch)
         self._version, self._lineage = 0, "0"
 
     def fill(self) -> None:
-        """Starts workers until the pool has its size, unless a death asks for a pause first.
-
-        A worker that cannot be started is an error the first time; later, in place of a dead one, it counts as a death.
-        """
-        while len(self._members) < self._size and self._clock.now() >= self._retry_at:
-            name = f"rollout-{self._names}"
-            self._names += 1
-            try:
-                self._members.append(_Member(worker=self._start(name)))
-            except WorkerError as error:
-                if not self._was_full:
-                    raise
-                self._count_death(name, str(error))
-        self._was_full |= len(self._members) == self._size
+        """Starts workers until the pool has its size, unless a death asks for a pause first."""
+        while len(self._members) < self._size and self._restarts.may_start:
+            worker = self._restarts.start()
+            if worker is not None:
+                self._members.append(_Member(worker=worker))
+        self._restarts.is_up |= len(self._members) == self._size
         self._place_orphans()
 
     def submit(self, request: GenerationRequest, *, alone: bool = False) -> str:
@@ -156,7 +137,7 @@ class RolloutPool:
                 continue
             if member.call in done:
                 self._collect(member, news)
-            elif self._clock.now() - member.call.started > self._hang_s:
+            elif self._clock.monotonic() - member.call.started > self._hang_s:
                 self._workers.kill(member.worker)
                 text = f"no word for {self._hang_s:.0f} s, so it was killed; its stack is in its log"
                 self._bury(member, self._workers.describe_death(member.worker, text), news)
@@ -221,7 +202,7 @@ class RolloutPool:
         if result.checksum:
             news.checksums[member.worker.name] = (result.version, result.checksum)
         if result.completions:
-            self._deaths = 0
+            self._restarts.forget_deaths()
 
     def _bury(self, member: _Member, cause: str, news: News) -> None:
         self._members.remove(member)
@@ -240,13 +221,4 @@ class RolloutPool:
                     num_held=0 if id(request) in unsent else num_held,
                 )
             )
-        self._count_death(member.worker.name, cause)
-
-    def _count_death(self, name: str, cause: str) -> None:
-        self._deaths += 1
-        self._note("worker_died", {"worker": name, "cause": cause})
-        if self._deaths >= DEATHS_IN_A_ROW:
-            raise WorkerError(f"{self._deaths} rollout workers died in a row without one answer; the last: {cause}")
-        low, high = BACKOFF_S
-        pause = min(high, low * 2 ** (self._deaths - 1)) * self._random.uniform(0.5, 1.5)
-        self._retry_at = self._clock.now() + (pause if self._deaths > 1 else 0.0)
+        self._restarts.count_death(member.worker.name, cause)

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
-from cauce.errors import WorkerError
+from cauce.errors import CauceError, WorkerError
 from cauce.runtime.process import enter_worker, resident_megabytes
 from cauce.runtime.world import Call, Resources, Worker, WorkerDied
 
@@ -30,7 +30,12 @@ class RayWorkers:
         self._env = env
 
     def start(self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]) -> Worker:
-        """Creates the actor and waits for its constructor; a constructor that raises is a fault of the recipe."""
+        """Creates the actor and waits for its constructor.
+
+        Raises:
+            CauceError: of the kind that the constructor raised on purpose, with the worker's name and log.
+            WorkerError: where it failed in any other way.
+        """
         threads = str(resources.threads)
         env = self._env | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_restarts": 0}
@@ -48,6 +53,11 @@ class RayWorkers:
             raise WorkerError(
                 f"{role} {name} did not start within {START_TIMEOUT_S:.0f} s; see {self._log_folder}/{name}.log"
             ) from None
+        except RayTaskError as error:  # its constructor's own word
+            refusal = error.cause
+            text = self.describe_death(worker, f"{type(refusal).__name__}: {refusal}")
+            self.kill(worker)
+            raise (type(refusal) if isinstance(refusal, CauceError) else WorkerError)(text) from None
         except RayError as error:  # its constructor, its process, its node, or no node that has room
             text = self.describe_death(worker, _cause(error))
             self.kill(worker)
@@ -57,7 +67,7 @@ class RayWorkers:
 
     def call(self, worker: Worker, method: Callable[..., Any], **kwargs: Any) -> Call:
         ref = getattr(worker.handle, method.__name__).remote(**kwargs)
-        return Call(worker=worker, ref=ref, started=time.time())
+        return Call(worker=worker, ref=ref, started=time.monotonic())
 
     def wait(self, calls: Sequence[Call], *, timeout_s: float) -> list[Call]:
         if not calls:
@@ -124,9 +134,15 @@ def _shell(cls: type) -> type:
     class Shell(cls):
         def __init__(self, *, shell_log: str, shell_threads: int, **kwargs: Any) -> None:
             enter_worker(log=Path(shell_log), threads=shell_threads)
-            super().__init__(**kwargs)
+            self.shell_refusal: CauceError | None = None
+            try:
+                super().__init__(**kwargs)
+            except CauceError as error:  # kept until asked for: of a constructor that raises, Ray tells only the text
+                self.shell_refusal = error
 
         def shell_facts(self) -> dict[str, Any]:
+            if self.shell_refusal is not None:
+                raise self.shell_refusal
             return {"pid": os.getpid(), "node": os.uname().nodename}
 
     Shell.__name__ = Shell.__qualname__ = cls.__name__

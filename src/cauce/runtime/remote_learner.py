@@ -55,7 +55,7 @@ class RemoteLearner:
     def _wait(self, method: Callable[..., Any], **kwargs: Any) -> Any:
         call = self._workers.call(self.worker, method, **kwargs)
         while not self._exchange.turn(extra=[call]):
-            if self._clock.now() - call.started > HANG_S:
+            if self._clock.monotonic() - call.started > HANG_S:
                 self._workers.kill(self.worker)
                 raise WorkerDied(f"the learner's {method.__name__} took over {HANG_S:.0f} s; its stack is in its log")
         return self._workers.result(call)

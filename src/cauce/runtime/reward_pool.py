@@ -7,14 +7,16 @@ is found out group by group: each is scored again alone, and only there
     stuck beyond the limit   the worker is killed and replaced, and the group ends `timed_out`;
     its worker dies          it is tried twice more, each time on a new worker, and then ends `failed`.
 
-Neither is ever a number.
+Neither is ever a number. A worker that cannot be started in place of another is a death by the rules of restarts.py;
+one that dies at a group is not counted there, since its group answers for it.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cauce.runtime.restarts import Restarts
 from cauce.runtime.roles import RewardWorker
 from cauce.runtime.world import Call, Clock, Worker, WorkerDied, Workers
 from cauce.types import Outcome, Row
@@ -52,16 +54,13 @@ class _Entry:
 class RewardPool:
     """`size` reward workers and a queue before them."""
 
-    def __init__(
-        self, workers: Workers, *, start: Callable[[str], Worker], size: int, clock: Clock, timeout_s: float
-    ) -> None:
+    def __init__(self, workers: Workers, *, restarts: Restarts, size: int, clock: Clock, timeout_s: float) -> None:
         self._workers = workers
-        self._start = start
+        self._restarts = restarts
         self._clock = clock
         self._timeout_s = timeout_s
         self._idle: list[Worker] = []
         self._size = size
-        self._names = 0
         self._queue: deque[_Entry] = deque()
         self._running: list[tuple[Call, list[_Entry]]] = []
 
@@ -70,9 +69,11 @@ class RewardPool:
 
     def calls(self) -> list[Call]:
         """Starts what can start and returns the calls that are out."""
-        while self._queue and (self._idle or len(self._running) < self._size):
+        while self._queue and len(self._running) < self._size:
+            worker = self._worker(fresh=self._queue[0].deaths > 0)
+            if worker is None:  # in the pause before a replacement
+                break
             entries = self._next_entries()
-            worker = self._worker(fresh=entries[0].deaths > 0)
             if len(entries) == 1:
                 call = self._workers.call(worker, RewardWorker.score, **_arguments(entries[0].job))
             else:
@@ -88,7 +89,7 @@ class RewardPool:
         for call, entries in running:
             if call in done:
                 scored += self._collect(call, entries)
-            elif self._clock.now() - call.started > self._timeout_s * len(entries):
+            elif self._clock.monotonic() - call.started > self._timeout_s * len(entries):
                 self._workers.kill(call.worker)
                 scored += self._time_out(entries)
             else:
@@ -100,8 +101,9 @@ class RewardPool:
 
     def warm_up(self) -> None:
         """Starts the workers before the first answer needs one."""
-        while len(self._idle) + len(self._running) < self._size:
-            self._idle.append(self._new())
+        while len(self._idle) + len(self._running) < self._size and (worker := self._restarts.start()):
+            self._idle.append(worker)
+        self._restarts.is_up = True
 
     def waiting_for(self) -> list[str]:
         keys = {call.worker.name: ", ".join(str(e.job.key) for e in entries) for call, entries in self._running}
@@ -115,17 +117,17 @@ class RewardPool:
             self._workers.kill(worker)
         self._idle, self._running = [], []
 
-    def _new(self) -> Worker:
-        self._names += 1
-        return self._start(f"reward-{self._names - 1}")
-
-    def _worker(self, *, fresh: bool) -> Worker:
+    def _worker(self, *, fresh: bool) -> Worker | None:
         """An idle worker or a new one. After a death a new one in any case: what idles may have died as well."""
         if self._idle and not fresh:
             return self._idle.pop()
+        if not self._restarts.may_start:
+            return None
         if self._idle and len(self._idle) + len(self._running) >= self._size:
             self._workers.kill(self._idle.pop())
-        return self._new()
+        worker = self._restarts.start()
+        self._restarts.is_up = True
+        return worker
 
     def _next_entries(self) -> list[_Entry]:
         """The next group, or an even share of those that wait if they outnumber the free workers."""
@@ -140,7 +142,9 @@ class RewardPool:
         try:
             result = self._workers.result(call)
         except WorkerDied as death:
+            self._restarts.note_death(call.worker.name, str(death))
             return self._bury(entries, str(death).splitlines()[0])
+        self._restarts.forget_deaths()
         self._idle.append(call.worker)
         results: list[Any] = [result] if len(entries) == 1 else list(result)
         return [

@@ -57,6 +57,7 @@ class RolloutWorker:
 
         model = load_model(model_path, dtype=resolve_dtype(dtype), attention="sdpa")
         self._engine = probed_engine(model, slots=slots, deterministic=deterministic)
+        self._engine.release_unpacked()
         self._store = WeightStore(Path(weights_folder), keep=1)
         self._epoch = Epoch()
         self._checksum = ""

@@ -16,16 +16,17 @@ from typing import Any
 
 from cauce.algorithms.table import Algorithm
 from cauce.recipe.models import Recipe
-from cauce.runtime.cluster import node_rooms, start_cluster, stop_cluster
+from cauce.runtime.cluster import node_rooms, own_room, start_cluster, stop_cluster
 from cauce.runtime.exchange import Exchange
 from cauce.runtime.placement import Placement, check_room, plan_placement
 from cauce.runtime.pool import RolloutPool
 from cauce.runtime.process import available_cpus, resident_megabytes, tree_megabytes
 from cauce.runtime.ray_workers import RayWorkers
 from cauce.runtime.remote_learner import RemoteLearner
+from cauce.runtime.restarts import Note, Restarts
 from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
-from cauce.runtime.world import SystemClock, Worker
+from cauce.runtime.world import Clock, Resources, SystemClock, Worker, Workers
 from cauce.weights.store import choose_folder, sweep_orphans, versions_kept
 
 HANG_S = 120.0  # a slice of work lasts half a second; a worker silent for this long is stuck
@@ -33,9 +34,13 @@ STALL_S = 1800.0
 WORKER_ENV = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # Threads that spin between two small kernels take the cores from whoever else has work; where anything runs beside
-    # a run, that slows it down many times over. Sleeping instead costs part of the speed where nothing does.
-    "OMP_WAIT_POLICY": "passive",
+    # How long a thread spins before it sleeps when it waits for others. Sleeping at once makes decoding half as fast;
+    # spinning for long takes the cores from whoever else has work, and slows a run beside other work down many times
+    # over. This is nine tenths of the one and loses a quarter in the other case.
+    "GOMP_SPINCOUNT": "3000",
+    # Huge pages, where the system leaves the choice to programs: every decode step reads all weights, and the walk
+    # through page tables is half of that time.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 
@@ -54,6 +59,58 @@ class SessionPlan:
     total_steps: int
     slots: int
 
+    @property
+    def weights_keep(self) -> int:
+        """Published versions that stay."""
+        return versions_kept(self.recipe.buffer.max_staleness)
+
+    def rollout_arguments(self, weights_folder: Path) -> dict[str, Any]:
+        """What a RolloutWorker is made with."""
+        return {
+            "model_path": self.model_path,
+            "dtype": self.recipe.engine.dtype,
+            "slots": self.slots,
+            "deterministic": self.recipe.engine.deterministic,
+            "weights_folder": str(weights_folder),
+            "lineage": self.lineage,
+        }
+
+    def learner_arguments(self, weights_folder: Path) -> dict[str, Any]:
+        """What a LearnerWorker is made with."""
+        return {
+            "model_path": self.model_path,
+            "algorithm": self.algorithm,
+            "settings": self.recipe.learner,
+            "temperature": self.recipe.rollout.temperature,
+            "total_steps": self.total_steps,
+            "seed": self.recipe.run.seed,
+            "weights_folder": str(weights_folder),
+            "weights_keep": self.weights_keep,
+            "publish_dtype": self.recipe.engine.dtype,
+        }
+
+
+def build_exchange(
+    plan: SessionPlan,
+    workers: Workers,
+    *,
+    start_rollout: Callable[[str], Worker],
+    start_reward: Callable[[str], Worker],
+    clock: Clock,
+    only_learner: bool,
+    on_event: Note,
+    on_note: Callable[[str], None],
+    on_turn: Callable[[], object] = lambda: None,
+) -> Exchange:
+    """The exchange of a run with its two pools, in which no worker is started yet."""
+    recipe, epoch = plan.recipe, plan.owner_epoch
+    actors, scorers = (0, 0) if only_learner else (recipe.rollout.actors, recipe.reward.workers)
+    restarts = Restarts(start_rollout, role="rollout", clock=clock, seed=epoch, note=on_event)
+    pool = RolloutPool(workers, restarts=restarts, size=actors, clock=clock, owner_epoch=epoch, hang_s=HANG_S)
+    restarts = Restarts(start_reward, role="reward", clock=clock, seed=epoch, note=on_event)
+    rewards = RewardPool(workers, restarts=restarts, size=scorers, clock=clock, timeout_s=recipe.reward.timeout_s)
+    return Exchange(workers, pool, rewards, clock=clock, stall_s=STALL_S, on_stall=on_note, on_turn=on_turn)
+
 
 class Session:
     """Starts on entry, stops on exit."""
@@ -63,7 +120,7 @@ class Session:
         plan: SessionPlan,
         *,
         reward: Any,
-        on_event: Callable[[str, dict[str, str]], None],
+        on_event: Note,
         on_note: Callable[[str], None],
         only_learner: bool = False,
     ) -> None:
@@ -82,17 +139,29 @@ class Session:
     def __enter__(self) -> "Session":
         plan, recipe = self._plan, self._plan.recipe
         sweep_orphans()
+        if (room := own_room(recipe.cluster)) is not None:  # what cannot fit is refused before Ray starts
+            check_room(plan_placement(recipe, cpus=int(room.cpus)), [room])
         self.cluster = start_cluster(recipe.cluster, object_store=recipe.rollout.object_store_memory)
         try:
             self.placement = self._place(recipe)
-            self.weights_keep = versions_kept(recipe.buffer.max_staleness)
             self.weights_folder = choose_folder(
-                plan.run_dir, run_id=plan.run_id, bytes_needed=(self.weights_keep + 1) * plan.model_bytes
+                plan.run_dir, run_id=plan.run_id, bytes_needed=(plan.weights_keep + 1) * plan.model_bytes
             )
             self.workers = RayWorkers(
                 log_folder=plan.run_dir / ("logs-replay" if self._only_learner else "logs"), env=WORKER_ENV
             )
-            self._build_pools(recipe)
+            self.exchange = build_exchange(
+                plan,
+                self.workers,
+                start_rollout=self._start_rollout,
+                start_reward=self._start_reward,
+                clock=self.clock,
+                only_learner=self._only_learner,
+                on_event=self._on_event,
+                on_note=self._on_note,
+                on_turn=self.sample_memory,
+            )
+            self.pool, self.rewards = self.exchange.pool, self.exchange.rewards
             self._start_workers()
         except BaseException:
             self.close()
@@ -158,82 +227,24 @@ class Session:
         for each in starts:
             each.result()
 
-    def _build_pools(self, recipe: Recipe) -> None:
-        self.pool = RolloutPool(
-            self.workers,
-            start=self._start_rollout,
-            size=0 if self._only_learner else recipe.rollout.actors,
-            clock=self.clock,
-            owner_epoch=self._plan.owner_epoch,
-            hang_s=HANG_S,
-            note=self._on_event,
-        )
-        self.rewards = RewardPool(
-            self.workers,
-            start=self._start_reward,
-            size=0 if self._only_learner else recipe.reward.workers,
-            clock=self.clock,
-            timeout_s=recipe.reward.timeout_s,
-        )
-        self.exchange = Exchange(
-            self.workers,
-            self.pool,
-            self.rewards,
-            clock=self.clock,
-            stall_s=STALL_S,
-            on_stall=self._on_note,
-            on_turn=self.sample_memory,
-        )
-
     def _start_rollout(self, name: str) -> Worker:
-        plan = self._plan
-        return self.workers.start(
-            RolloutWorker,
-            name=name,
-            role="rollout",
-            resources=self.placement.rollout,
-            kwargs={
-                "model_path": plan.model_path,
-                "dtype": plan.recipe.engine.dtype,
-                "slots": plan.slots,
-                "deterministic": plan.recipe.engine.deterministic,
-                "weights_folder": str(self.weights_folder),
-                "lineage": plan.lineage,
-            },
-        )
+        arguments = self._plan.rollout_arguments(self.weights_folder)
+        return self._start(RolloutWorker, name, "rollout", self.placement.rollout, arguments)
 
     def _start_reward(self, name: str) -> Worker:
-        return self.workers.start(
-            RewardWorker,
-            name=name,
-            role="reward",
-            resources=self.placement.reward,
-            kwargs={"reward": self._reward},
-        )
+        return self._start(RewardWorker, name, "reward", self.placement.reward, {"reward": self._reward})
 
     def _start_learner(self) -> None:
         if self._learner_worker is not None:
             self.workers.kill(self._learner_worker)
-        plan, recipe = self._plan, self._plan.recipe
+            self._learner_worker = None
         name = f"learner-{self._num_learners}"
         self._num_learners += 1
-        self._learner_worker = self.workers.start(
-            LearnerWorker,
-            name=name,
-            role="learner",
-            resources=self.placement.learner,
-            kwargs={
-                "model_path": plan.model_path,
-                "algorithm": plan.algorithm,
-                "settings": recipe.learner,
-                "temperature": recipe.rollout.temperature,
-                "total_steps": plan.total_steps,
-                "seed": recipe.run.seed,
-                "weights_folder": str(self.weights_folder),
-                "weights_keep": self.weights_keep,
-                "publish_dtype": recipe.engine.dtype,
-            },
-        )
+        arguments = self._plan.learner_arguments(self.weights_folder)
+        self._learner_worker = self._start(LearnerWorker, name, "learner", self.placement.learner, arguments)
+
+    def _start(self, cls: type, name: str, role: str, resources: Resources, arguments: dict[str, Any]) -> Worker:
+        return self.workers.start(cls, name=name, role=role, resources=resources, kwargs=arguments)
 
     def _all_workers(self) -> list[Worker]:
         found = self.pool.members() + self.rewards.members()

@@ -12,7 +12,6 @@ them knows the trainer.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cauce.algorithms.table import Algorithm
@@ -96,16 +95,15 @@ class Trainer:
         buffer: Buffer,
         flow: TaskFlow,
         exchange: Exchange,
-        start: Rebuilt,
         tolerance: float,
-        run_dir: str,
         hooks: Hooks,
     ) -> None:
         self.recipe, self.algorithm, self.journal, self.buffer = recipe, algorithm, journal, buffer
         self.flow, self.exchange, self.hooks = flow, exchange, hooks
-        self.learner, self.lineage = start.learner, start.lineage
-        self.version, self.run_dir = start.version, run_dir
-        self._saved, self._redo_s = start.saved, start.redo_s
+        self.learner: TrainedLearner
+        self.version = journal.last_decided
+        self._has_learner = False
+        self._saved, self._redo_s = 0, 0.0  # the newest checkpoint's plan, and what redoing those after it would take
         self._tolerance = tolerance
         self._published: dict[int, str] = {}
         self._non_finite = self._no_signal = 0
@@ -113,10 +111,10 @@ class Trainer:
         self.timer = PhaseTimer(exchange=exchange, journal=journal)
 
     def train(self) -> None:
-        """The run, plan by plan."""
+        """The run, plan by plan. The first learner is made like one in place of another: from the record."""
         self.publish()
         if self.version == 0 and self.recipe.eval.at_start:
-            self.hooks.evaluate(0)
+            self.evaluate()
         self.finish_planned()
         self.flow.restore()
         while self.version < self.recipe.run.plans and not self.hooks.should_stop():
@@ -214,7 +212,7 @@ class Trainer:
             lambda: self.learner.publish(version=self.version, lineage=self.lineage)
         )
         self.exchange.pool.serve(self.version, lineage=self.lineage)
-        self.timer.carry_sync(time.perf_counter() - started)
+        self.timer.carry("sync", time.perf_counter() - started)
 
     def check(self, plan: Plan, learned: Learned) -> None:
         """Stops a run that only looks as if it trained."""
@@ -250,8 +248,14 @@ class Trainer:
         if is_last or (every and self.version % every == 0):
             if self.version not in self._published:  # weights.every had skipped it; what is evaluated is this version
                 self.publish()
-            self.hooks.evaluate(self.version)
-            self._evaluated = self.version
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Of the weights that engines serve."""
+        started = time.perf_counter()
+        self.hooks.evaluate(self.version)
+        self._evaluated = self.version
+        self.timer.carry("eval", time.perf_counter() - started)
 
     def checkpoint_if_due(self) -> None:
         """Due by count, or when redoing what came since the last one would take too long; always at the end."""
@@ -259,33 +263,40 @@ class Trainer:
         due = self.version % settings.every == 0 if settings.every else self._redo_s >= settings.max_redo_s
         due = due or self.version >= self.recipe.run.plans or self.hooks.should_stop()
         if due and self._saved != self.version:
+            started = time.perf_counter()
             self.hooks.on_phase("checkpoint", 0, 1)
-            path = self._survive(lambda: self.learner.save_checkpoint(run_dir=self.run_dir, plan=self.version))
+            run_dir = self.journal.run_dir.absolute()  # workers may live in another folder than the driver
+            path = self._survive(lambda: self.learner.save_checkpoint(run_dir=str(run_dir), plan=self.version))
             self.journal.record_checkpoint(self.version, path)
             self._saved, self._redo_s = self.version, 0.0
-            prune_checkpoints(Path(self.run_dir), self.journal, keep=settings.keep)
+            prune_checkpoints(run_dir, self.journal, keep=settings.keep)
+            self.timer.carry("checkpoint", time.perf_counter() - started)
 
     def save_model(self, folder: str) -> None:
         """The weights alone, for whoever goes on with them."""
         self._survive(lambda: self.learner.save_model(folder=folder))
 
-    def _take(self, rebuilt: Rebuilt) -> None:
-        self.learner, self.lineage = rebuilt.learner, rebuilt.lineage
-        self._saved, self._redo_s = rebuilt.saved, rebuilt.redo_s
-
     def _survive(self, act: Callable[[], Result]) -> Result:
-        """Does something with the learner; one that dies is rebuilt from checkpoint and record, and does it again."""
+        """Does something with the learner. Where there is none, or it dies of this or while it is rebuilt, one is
+        made from checkpoint and record first."""
         for deaths in range(1, MAX_LEARNER_DEATHS + 1):
             try:
+                if not self._has_learner:
+                    self._take(self.hooks.rebuild())
                 return act()
             except WorkerDied as death:
+                self._has_learner = False
                 self.journal.event("learner_died", {"version": self.version, "cause": str(death)})
                 if deaths == MAX_LEARNER_DEATHS:
                     raise
                 self.hooks.on_note(f"{death}\nThe learner is rebuilt from the newest checkpoint and the record.")
-                self._take(self.hooks.rebuild())
-                self.lineage = self.journal.meta["lineage"]  # a rebuild under another fingerprint begins a new one
         raise AssertionError("unreachable: the last death is raised")
+
+    def _take(self, rebuilt: Rebuilt) -> None:
+        self._has_learner = True
+        self.learner, self.lineage = rebuilt.learner, rebuilt.lineage  # its history may be a new one
+        self.version = self.flow.version = rebuilt.version
+        self._saved, self._redo_s = rebuilt.saved, rebuilt.redo_s
 
     def _capacity(self) -> int:
         """What staleness allows, and no more than the buffer can take: with reuse a plan uses up fewer tasks than

@@ -35,13 +35,20 @@ class Call:
 
     worker: Worker
     ref: Any
-    started: float
+    started: float  # by Clock.monotonic
 
 
 class Clock(Protocol):
-    """Seconds since the epoch, and a pause."""
+    """Two times and a pause. What is written down for others, such as the end of a lease, is wall time; how long
+    something has taken is monotonic time, since the wall clock of a machine may jump."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since some moment; they never jump."""
+        ...
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -79,10 +86,13 @@ class Resources:
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The machine's clocks."""
 
     def now(self) -> float:
         return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -95,7 +105,7 @@ class LocalWorkers:
         return Worker(name=name, role=role, handle=cls(**kwargs), node="here")
 
     def call(self, worker: Worker, method: Callable[..., Any], **kwargs: Any) -> Call:
-        return Call(worker=worker, ref=(method, kwargs), started=time.time())
+        return Call(worker=worker, ref=(method, kwargs), started=time.monotonic())
 
     def wait(self, calls: Sequence[Call], *, timeout_s: float) -> list[Call]:
         return list(calls)

@@ -47,6 +47,17 @@ class ScoredGold:
             return False
         return self.empty.value is None or self.gold.value > self.empty.value
 
+    @property
+    def failure(self) -> str:
+        """What went wrong with one of the answers; empty where the reward coped with both."""
+        failed = [outcome for outcome in (self.gold, self.empty) if outcome is not None and outcome.status == "failed"]
+        return failed[0].detail if failed else ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the reward failed on every answer to this row."""
+        return all(outcome.status == "failed" for outcome in (self.gold, self.empty) if outcome is not None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
@@ -57,6 +68,7 @@ class CheckReport:
     prompt: RenderedPrompt
     row: Row
     scored: tuple[ScoredGold, ...]  # that of `row` first
+    reward_notes: tuple[str, ...]
     reward_columns: dict[str, list[str]]  # reward function -> the columns it is given
     survey: PromptSurvey
     num_surveyed: int
@@ -64,6 +76,17 @@ class CheckReport:
     estimate: Estimate | None
     num_plans: int
     warnings: tuple[str, ...]
+
+    @property
+    def reward_failure(self) -> str:
+        """Why a run with this reward could not score anything; empty where it could."""
+        if not all(one.is_lost for one in self.scored):
+            return ""
+        first = self.scored[0]
+        return (
+            f"the reward fails on every answer to all {len(self.scored)} rows tried, so nothing could be trained on; "
+            f"{first.row_id}: {first.failure}"
+        )
 
 
 def check(
@@ -97,6 +120,7 @@ def check(
         prompt=environment.render(source[0]),
         row=source[0],
         scored=scored,
+        reward_notes=loaded.notes,
         reward_columns={f.name: f.columns_read(source.columns) for f in loaded.functions},
         survey=survey,
         num_surveyed=len(spread),
@@ -156,11 +180,10 @@ def _score_gold(row: Row, source: RowSource, reward: Reward) -> ScoredGold:
 
 def _gold_warnings(scored: Sequence[ScoredGold]) -> list[str]:
     warnings = []
-    failed = [one for one in scored if "failed" in (one.empty.status, one.gold.status if one.gold else "")]
+    failed = [one for one in scored if one.failure]
     if failed:
         one = failed[0]
-        detail = one.gold.detail if one.gold and one.gold.detail else one.empty.detail
-        warnings.append(f"the reward fails on {len(failed)} of {len(scored)} rows tried; {one.row_id}: {detail}")
+        warnings.append(f"the reward fails on {len(failed)} of {len(scored)} rows tried; {one.row_id}: {one.failure}")
     equal = [one for one in scored if one.gold is not None and one not in failed and not one.is_told_apart]
     if equal:
         one = equal[0]
@@ -198,7 +221,6 @@ def _data_warnings(
 
 def _data_lines(report: CheckReport) -> list[str]:
     source, survey = report.source, report.survey
-    gold = source.gold(report.row)
     dropped = f", {len(survey.too_long)} too long" if survey.too_long else ""
     tokens = len(report.prompt.token_ids)
     return [
@@ -210,13 +232,21 @@ def _data_lines(report: CheckReport) -> list[str]:
         f"  digest      {source.digest[:16]}",
         f"  first row   {report.row.id}, {tokens} tokens as the model sees it:",
         *(f"  | {line}" for line in report.prompt.text.splitlines()),
-        f"  gold        {'not known' if gold is None else _short(str(gold))}",
+        f"  gold        {_gold_text(source, report.row)}",
     ]
+
+
+def _gold_text(source: RowSource, row: Row) -> str:
+    gold = source.gold(row)
+    if gold is not None:
+        return _short(str(gold))
+    columns = ", ".join(source.columns) or "none"
+    return f"not known; a column that holds it is named by data.gold_key=COLUMN (columns: {columns})"
 
 
 def _reward_lines(report: CheckReport) -> list[str]:
     first = report.scored[0]
-    lines = ["Reward"]
+    lines = ["Reward", *(f"  {note}" for note in report.reward_notes)]
     for name, columns in report.reward_columns.items():
         lines.append(f"  {name} is given {', '.join(columns) if columns else 'no columns'}")
     if first.gold is not None:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, GenerationConfig
 from cauce.algorithms.table import Algorithm, resolve
 from cauce.data.source import RowSource, load_rows
 from cauce.environments.single_turn import SingleTurn
-from cauce.errors import RecipeError
+from cauce.errors import ModelError, RecipeError
 from cauce.models.load import load_tokenizer, local_folder, resolve_dtype, weights_digest
 from cauce.recipe.checks import check_recipe
 from cauce.recipe.models import Recipe
@@ -110,17 +110,24 @@ def _generation_eos(folder: Path) -> tuple[int, ...]:
     """End-of-sequence ids of generation_config.json, which may name several."""
     if not (folder / "generation_config.json").exists():
         return ()
-    ids = GenerationConfig.from_pretrained(folder).eos_token_id
+    ids = _read_config(GenerationConfig, folder).eos_token_id
     if ids is None:
         return ()
     return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _read_config(kind: Any, folder: Path) -> Any:
+    try:
+        return kind.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model {str(folder)!r}: no usable config ({str(error).splitlines()[0]})") from error
 
 
 def _longest_prompt(recipe: Recipe, folder: Path) -> int:
     """data.max_prompt_tokens, or less where the model's context leaves less room before one new token."""
     if not (folder / "config.json").exists():  # one GGUF file: the engine itself knows the limit
         return recipe.data.max_prompt_tokens
-    context = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+    context = getattr(_read_config(AutoConfig, folder), "max_position_embeddings", None)
     if context is None:
         return recipe.data.max_prompt_tokens
     if recipe.rollout.max_tokens >= context:

@@ -75,14 +75,19 @@ def write_recipe(run_dir: Path, recipe: Recipe) -> None:
 def new_run_folder(recipe: Recipe, name: str) -> Path:
     """The folder of a run that begins: run.dir/run.name or, without a name, `name` and the time."""
     folder = Path(recipe.run.dir) / (recipe.run.name or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         if recipe.run.name:
             raise RecipeError(
                 f"run.name={recipe.run.name!r}: {folder} exists already. Go on with it by `cauce resume {folder}`, "
                 "or choose another run.name"
             )
         folder = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:4]}")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(
+            f"run.dir={recipe.run.dir!r}: cannot make {folder} ({error.strerror}); set another"
+        ) from error
     return folder
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cauce.errors import CauceError, TrainingStopped
+from cauce.errors import CauceError, TrainingStopped, WorkerError
 from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
@@ -24,7 +24,7 @@ from cauce.runtime.forked import ForkTrainer, NoFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
 from cauce.runtime.trainer import Hooks, Rebuilt, TaskFlow, Trainer, oldest_version
-from cauce.runtime.world import SystemClock
+from cauce.runtime.world import SystemClock, WorkerDied
 from cauce.stages.prepare import Prepared
 from cauce.stages.record import total_steps
 from cauce.stages.stopping import StopSwitch
@@ -57,7 +57,8 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
             StopSwitch(watcher.on_note) as switch,  # after Ray, which installs a handler of its own
         ):
             watcher.on_start(_info(prepared, journal, session, run_dir))
-            watcher.on_note(session.cluster.describe())
+            for note in (session.cluster.describe(), *(prepared.reward.notes if prepared.reward else ())):
+                watcher.on_note(note)
             kind = _ForkTraining if journal.is_fork else _Training
             training = kind(prepared, journal, run_dir, watcher, session, switch)
             try:
@@ -83,7 +84,7 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
 class _Training:
     """The trainer with its hooks: evaluation, reporting, rebuilding a learner."""
 
-    trainer: type[Trainer] = Trainer
+    trainer_class: type[Trainer] = Trainer
 
     def __init__(
         self,
@@ -104,8 +105,10 @@ class _Training:
             seed=recipe.run.seed,
             num_draws=journal.last_plan,
         )
-        self.first, self.last = 0, recipe.run.plans
+        self.first, self.last = (journal.forked_at, journal.last_plan) if journal.is_fork else (0, recipe.run.plans)
+        self._had_learner = False
         self.flow = self._make_flow()
+        self.trainer = self._make_trainer()
 
     def _make_flow(self) -> TaskFlow:
         prepared, recipe, session = self.prepared, self.prepared.recipe, self.session
@@ -130,21 +133,16 @@ class _Training:
         self.buffer.restore(self.journal.accepted())
         return flow
 
-    def train(self) -> str:
-        """Trains to the end or to a stop, and returns how it ended."""
-        start = self._rebuild()
-        self.flow.version = start.version
+    def _make_trainer(self) -> Trainer:
         run = self.prepared.recipe.run.model_copy(update={"plans": self.last})
-        trainer = self.trainer(
+        return self.trainer_class(
             recipe=self.prepared.recipe.model_copy(update={"run": run}),
             algorithm=self.prepared.algorithm,
             journal=self.journal,
             buffer=self.buffer,
             flow=self.flow,
             exchange=self.session.exchange,
-            start=start,
             tolerance=self.prepared.tolerance,
-            run_dir=str(self.run_dir.absolute()),
             hooks=Hooks(
                 rebuild=self._rebuild,
                 evaluate=self._evaluate,
@@ -155,6 +153,10 @@ class _Training:
                 extra_metrics=lambda: {"memory_mb": self.session.sample_memory()},
             ),
         )
+
+    def train(self) -> str:
+        """Trains to the end or to a stop, and returns how it ended."""
+        trainer = self.trainer
         trainer.train()
         if trainer.version == self.first and self.switch.is_set:
             return "stopped"
@@ -171,14 +173,25 @@ class _Training:
         return "finished"
 
     def details(self) -> dict[str, Any]:
-        counts = self.journal.counts()
-        return {"tasks": counts, "drops": self.journal.drops(), "journal_commits": self.journal.num_commits}
+        after = {part: round(seconds, 3) for part, seconds in self.trainer.timer.carried.items()}
+        return {
+            "tasks": self.journal.counts(),
+            "drops": self.journal.drops(),
+            "journal_commits": self.journal.num_commits,
+            "time_after_last_plan_s": after,  # in no plan's split
+        }
 
     def _on_ready(self, group: Group) -> None:
         self.buffer.put(group.task, version=oldest_version(group))
 
     def _rebuild(self) -> Rebuilt:
-        learner = self.session.fresh_learner()
+        try:
+            learner = self.session.fresh_learner()
+        except WorkerError as error:
+            if not self._had_learner:  # the first has to start
+                raise
+            raise WorkerDied(str(error)) from error  # one in place of another: a death like any other
+        self._had_learner = True
         fingerprint = learner.status()["fingerprint"]
         if "learner_threads" not in self.journal.meta:
             self.journal.set_meta("learner_threads", fingerprint["threads"])
@@ -229,11 +242,7 @@ class _Training:
 class _ForkTraining(_Training):
     """Trains on the plans that the record of a fork holds, and ends with the last of them."""
 
-    trainer = ForkTrainer
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.first, self.last = self.journal.forked_at, self.journal.last_plan
+    trainer_class = ForkTrainer
 
     def _make_flow(self) -> TaskFlow:
         return NoFlow()

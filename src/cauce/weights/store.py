@@ -82,10 +82,6 @@ class WeightStore:
         """Versions that can be pulled, oldest first."""
         return sorted(int(path.stem.removeprefix("version_")) for path in self.folder.glob("version_*.safetensors"))
 
-    def remove(self) -> None:
-        """Deletes the folder; at the end of a run."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def _path(self, version: int) -> Path:
         return self.folder / f"version_{version:06d}.safetensors"
 
