@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cauce.errors import CheckpointError
+from cauce.faults import fault_point
 
 MARKER = "complete.json"
 _NAME = re.compile(r"plan_(\d+)")
@@ -46,15 +47,19 @@ def write_beside(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(left, ignore_errors=True)
     beside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     beside.mkdir(parents=True)
+    fault_point("checkpoint_begun")
     try:
         write(beside)
+        fault_point("checkpoint_written")
         _sync_tree(beside)
+        fault_point("checkpoint_synced")
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     if folder.exists():
         shutil.rmtree(folder)
     beside.rename(folder)
+    fault_point("checkpoint_renamed")
     _sync(folder.parent)
 
 
@@ -94,7 +99,9 @@ def prune(run_dir: Path, *, keep: Collection[int]) -> list[int]:
         raise ValueError(f"keep is {sorted(keep)} and complete are {list(whole)}: at least one must stay")
     gone = [(number, folder) for number, folder in whole.items() if number not in keep]
     for _, folder in gone:  # renamed first: what a kill leaves of it is swept by the next prune
-        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.tmp-{os.getpid()}")))
+        going = folder.rename(folder.with_name(f"{folder.name}.tmp-{os.getpid()}"))
+        fault_point("checkpoint_pruned", last_act=(going / MARKER).unlink)
+        shutil.rmtree(going)
     for folder in (Path(run_dir) / "checkpoints").glob("plan_*.tmp-*"):
         if folder.name.rpartition("-")[2] != str(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from cauce.errors import JournalError
+from cauce.faults import fault_point
 from cauce.types import Completion
 
 FOLDER_NAME = "payloads"
@@ -83,11 +84,13 @@ class PayloadWriter:
             self._roll_over()
         ref = PayloadRef(self._name, self._size)
         self._dirty = True
+        fault_point("payload_torn", last_act=lambda: os.write(self._descriptor, record[: len(record) // 2]))
         view = memoryview(record)
         while view:  # a write may be short, on a disk that fills up
             written = os.write(self._descriptor, view)
             self._size += written
             view = view[written:]
+        fault_point("payload_written")
         return ref
 
     def sync(self) -> None:
@@ -108,6 +111,7 @@ class PayloadWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._descriptor = os.open(self._folder / self._name, flags, 0o644)
         self._size = 0
+        fault_point("payload_file_made")
         sync_folder(self._folder)  # a file whose name is lost with the power holds nothing
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cauce.errors import FencedError
+from cauce.faults import fault_point
 from cauce.runtime.process import give_back_memory
 from cauce.types import Batch, Completion, GenerationRequest, Group, Row, ScoredBatch
 
@@ -85,6 +86,7 @@ class RolloutWorker:
         done: list[Completion] = []
         while not self._engine.is_idle and time.perf_counter() - started < seconds:
             done += self._engine.step()
+            fault_point("mid_decode")
         busy_s = time.perf_counter() - started
         if self._engine.is_idle:
             give_back_memory()  # what prefill and decode have let go of; the learner is next

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from cauce.algorithms.table import Algorithm
 from cauce.errors import TrainingStopped, WeightsError
+from cauce.faults import fault_point
 from cauce.journal import Buffer, Journal, capacity
 from cauce.recipe.models import Recipe
 from cauce.runtime.exchange import Exchange
@@ -113,6 +114,7 @@ class Trainer:
                 num_mini_batches=self.recipe.learner.mini_batches,
             )
             self.journal.write_plan(plan)
+            fault_point("after_planned")
             self.step(plan, groups)
         self.checkpoint_if_due()  # a stop that was asked for while the last plan was evaluated
         if self.version >= self.recipe.run.plans and self._evaluated != self.version:
@@ -121,7 +123,9 @@ class Trainer:
     def step(self, plan: Plan, groups: list[Group]) -> None:
         """From a recorded plan to published weights. Saved before they are evaluated: an evaluation may fail."""
         learned, checksum = self.train_on(plan, groups)
+        fault_point("before_applied")
         self.apply(plan, groups, learned, checksum)
+        fault_point("after_applied")
         if plan.number % self.recipe.weights.every == 0:
             self.publish()
         self.check(plan, learned)
@@ -196,6 +200,7 @@ class Trainer:
             lambda: self.learner.publish(version=self.version, lineage=self.lineage)
         )
         self.exchange.pool.serve(self.version, lineage=self.lineage)
+        fault_point("after_publish")
         self.timer.carry_sync(time.perf_counter() - started)
 
     def check(self, plan: Plan, learned: Learned) -> None:
@@ -235,7 +240,9 @@ class Trainer:
         if due and self._saved != self.version:
             self.hooks.on_phase("checkpoint", 0, 1)
             path = self._survive(lambda: self.learner.save_checkpoint(run_dir=self.run_dir, plan=self.version))
+            fault_point("checkpoint_saved")
             self.journal.record_checkpoint(self.version, path)
+            fault_point("checkpoint_recorded")
             self._saved, self._redo_s = self.version, 0.0
             prune_checkpoints(Path(self.run_dir), self.journal, keep=settings.keep)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cauce.errors import TrainingStopped
+from cauce.faults import fault_point
 from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
@@ -141,6 +142,7 @@ class _Training:
         trainer.save_model(str(self.run_dir.absolute() / "model"))
         if trainer.version < self.prepared.recipe.run.plans:
             return "stopped"
+        fault_point("before_finish")
         self.journal.finish()
         return "finished"
 
