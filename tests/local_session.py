@@ -231,3 +231,14 @@ def trained_rows(run_dir: Path) -> list[list[str]]:
     """The rows of each plan, by their ids, in the order of the plan."""
     with Journal.read_only(run_dir) as journal:
         return [[journal.task(task).row.id for task in record.plan.tasks] for record in journal.plans()]
+
+
+def assert_equal_runs(run: Path, straight: Path) -> None:
+    """Finished, with the same rows in the same plans, the same answers, and the same bits after every plan."""
+    assert checksums(run) == checksums(straight)
+    assert trained_rows(run) == trained_rows(straight)
+    assert answers(run) == answers(straight)
+    with Journal.read_only(run) as journal:
+        counts = journal.counts()
+        assert counts["trained"] == sum(counts.values()) == sum(len(rows) for rows in trained_rows(straight))
+    assert (run / "model" / "model.safetensors").read_bytes() == (straight / "model" / "model.safetensors").read_bytes()

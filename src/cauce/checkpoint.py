@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
+from cauce.durable import make_folder, sync
 from cauce.errors import CheckpointError
 from cauce.faults import fault_point
 
@@ -29,7 +30,7 @@ class Saves(Protocol):
 def save(run_dir: Path, *, plan: int, learner: Saves) -> Path:
     """Write the checkpoint of this plan and return its folder; one that is already complete is replaced."""
     parent = Path(run_dir) / "checkpoints"
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     folder = parent / f"plan_{plan:06d}"
 
     def write(beside: Path) -> None:
@@ -60,7 +61,7 @@ def write_beside(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(folder)
     beside.rename(folder)
     fault_point("checkpoint_renamed")
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def complete(run_dir: Path) -> dict[int, Path]:
@@ -118,13 +119,5 @@ def _is_whole(folder: Path) -> bool:
 
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path)
+    sync(folder)

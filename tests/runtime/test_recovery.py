@@ -20,6 +20,7 @@ from tests.local_session import (
     LocalSession,
     Watcher,
     answers,
+    assert_equal_runs,
     checksums,
     dying,
     resume_locally,
@@ -57,16 +58,6 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def told(watcher: Watcher, text: str) -> bool:
     return any(text in note for note in watcher.notes)
-
-
-def assert_equal_runs(run: Path, straight: Path) -> None:
-    assert checksums(run) == checksums(straight)
-    assert trained_rows(run) == trained_rows(straight)
-    assert answers(run) == answers(straight)
-    with Journal.read_only(run) as journal:
-        counts = journal.counts()
-        assert counts == {**dict.fromkeys(counts, 0), "trained": 2 * PLANS}
-    assert (run / "model" / "model.safetensors").read_bytes() == (straight / "model" / "model.safetensors").read_bytes()
 
 
 def killed_run(local: type[LocalSession], straight: Path, run: Path, kill: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cauce.durable import sync
 from cauce.errors import JournalError
 from cauce.faults import fault_point
 from cauce.types import Completion
@@ -112,7 +113,7 @@ class PayloadWriter:
         self._descriptor = os.open(self._folder / self._name, flags, 0o644)
         self._size = 0
         fault_point("payload_file_made")
-        sync_folder(self._folder)  # a file whose name is lost with the power holds nothing
+        sync(self._folder)  # a file whose name is lost with the power holds nothing
 
 
 def read_prompt(folder: Path, ref: PayloadRef, *, task: int) -> np.ndarray:
@@ -158,14 +159,6 @@ def cut_tails(folder: Path, committed: Mapping[str, int]) -> dict[str, int]:
             os.truncate(path, end)
             cut[path.name] = size - end
     return cut
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _record(kind: int, task: int, index: int, num_tokens: int, body: bytes) -> bytes:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, get_args
 
+from cauce.durable import make_folder, sync
 from cauce.errors import JournalError
 from cauce.journal import leases, plans, schema
 from cauce.journal.answers import check_complete, record_answer, record_outcome
@@ -28,7 +29,6 @@ from cauce.journal.payloads import (
     PayloadWriter,
     cut_tails,
     encode_prompt,
-    sync_folder,
 )
 from cauce.journal.queries import JournalReader
 from cauce.types import Completion, DropReason, Outcome, Plan, Task, TaskState
@@ -72,7 +72,7 @@ class Journal(JournalReader):
     ) -> Self:
         """A new journal in a run folder that has none; the folder is made."""
         run_dir = Path(run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(run_dir)
         lock = acquire(run_dir, takeover=False)
         connection = None
         try:
@@ -80,7 +80,7 @@ class Journal(JournalReader):
             if connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
                 raise JournalError(f"{run_dir} holds a run already; `cauce resume` it, or name another folder")
             (run_dir / FOLDER_NAME).mkdir(exist_ok=True)
-            sync_folder(run_dir)
+            sync(run_dir)
             schema.create_tables(connection, meta)
             return cls(run_dir, connection, lock=lock, clock=clock, max_file_bytes=max_file_bytes)
         except BaseException:

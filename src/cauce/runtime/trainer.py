@@ -99,6 +99,7 @@ class Trainer:
 
     def train(self) -> None:
         """The run, plan by plan."""
+        self.prune_checkpoints()  # a kill may have come between a record and its pruning
         self.publish()
         if self.version == 0 and self.recipe.eval.at_start:
             self.hooks.evaluate(0)
@@ -244,7 +245,11 @@ class Trainer:
             self.journal.record_checkpoint(self.version, path)
             fault_point("checkpoint_recorded")
             self._saved, self._redo_s = self.version, 0.0
-            prune_checkpoints(Path(self.run_dir), self.journal, keep=settings.keep)
+            self.prune_checkpoints()
+
+    def prune_checkpoints(self) -> None:
+        """Leaves the newest that are to be kept."""
+        prune_checkpoints(Path(self.run_dir), self.journal, keep=self.recipe.checkpoint.keep)
 
     def save_model(self, folder: str) -> None:
         """The weights alone, for whoever goes on with them."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cauce.durable import make_folder
 from cauce.errors import RecipeError
 from cauce.journal import Journal, JournalReader
 from cauce.metrics.observer import NullObserver, Observer
@@ -169,7 +170,7 @@ def _new_run_dir(recipe: Recipe, name: str) -> Path:
                 "or choose another run.name"
             )
         folder = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:4]}")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     return folder
 
 
