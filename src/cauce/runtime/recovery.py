@@ -124,10 +124,12 @@ def rebuild(
 
 
 def prune_checkpoints(run_dir: Path, journal: Journal, *, keep: int) -> None:
-    """Leaves the newest `keep` checkpoints that are recorded and complete; to be called after one was recorded."""
+    """Leaves the newest `keep` checkpoints that are recorded and complete; everything, where there is none."""
     complete = checkpoint.complete(run_dir)
     recorded = [record.plan for record in journal.checkpoints()]
     kept = [plan for plan in recorded if plan in complete][-keep:]
+    if not kept:
+        return
     with journal.transaction():
         for plan in recorded:
             if plan not in kept:
