@@ -106,7 +106,11 @@ class LocalSession:
             "publish_dtype": recipe.engine.dtype,
         }
         return RemoteLearner(
-            self.workers, self._start(self.learner, "learner", "learner", kwargs), self.exchange, self.clock
+            self.workers,
+            self._start(self.learner, "learner", "learner", kwargs),
+            self.exchange,
+            self.clock,
+            epoch=plan.owner_epoch,
         )
 
     def sample_memory(self, *, every_s: float = 5.0) -> float:

@@ -27,8 +27,12 @@ class Saves(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
-def save(run_dir: Path, *, plan: int, learner: Saves) -> Path:
-    """Write the checkpoint of this plan and return its folder; one that is already complete is replaced."""
+def save(run_dir: Path, *, plan: int, learner: Saves, before_rename: Callable[[], object] = lambda: None) -> Path:
+    """Write the checkpoint of this plan and return its folder; one that is already complete is replaced.
+
+    Args:
+        before_rename: called when everything is written; raises where it must not become visible.
+    """
     parent = Path(run_dir) / "checkpoints"
     make_folder(parent)
     folder = parent / f"plan_{plan:06d}"
@@ -38,11 +42,13 @@ def save(run_dir: Path, *, plan: int, learner: Saves) -> Path:
         files = {str(f.relative_to(beside)): f.stat().st_size for f in sorted(beside.rglob("*")) if f.is_file()}
         (beside / MARKER).write_text(json.dumps({"plan": plan, "files": files}, indent=1) + "\n")
 
-    write_beside(folder, write)
+    write_beside(folder, write, before_rename=before_rename)
     return folder
 
 
-def write_beside(folder: Path, write: Callable[[Path], None]) -> None:
+def write_beside(
+    folder: Path, write: Callable[[Path], None], *, before_rename: Callable[[], object] = lambda: None
+) -> None:
     """A folder that is there whole or not at all: written beside, fsynced, renamed; one of that name is replaced."""
     for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # of writers that were killed
         shutil.rmtree(left, ignore_errors=True)
@@ -54,6 +60,7 @@ def write_beside(folder: Path, write: Callable[[Path], None]) -> None:
         fault_point("checkpoint_written")
         _sync_tree(beside)
         fault_point("checkpoint_synced")
+        before_rename()
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise

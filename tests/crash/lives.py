@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import transformers
 
+from cauce.cli.main import main
 from cauce.journal import schema
 from cauce.recipe.models import LearnerSettings
 from cauce.runtime.roles import LearnerWorker, RolloutWorker, WorkResult
@@ -70,13 +71,13 @@ def warm_up() -> None:
     assert threads == 1, f"{threads} threads: a fork takes only one of them along"
 
 
-def train(model: str, run: str, forgetting: str = "") -> None:
+def train(model: str, run: str, forgetting: str = "", locking: str = "shared") -> None:
     """A run from its beginning; `forgetting` takes the sync of something away."""
     if forgetting == "commits":
         connect = schema.connect_writer
 
-        def connect_carelessly(run_dir: Path) -> sqlite3.Connection:
-            connection = connect(run_dir)
+        def connect_carelessly(run_dir: Path, **given: Any) -> sqlite3.Connection:
+            connection = connect(run_dir, **given)
             connection.execute("PRAGMA synchronous = OFF")
             return connection
 
@@ -89,11 +90,29 @@ def train(model: str, run: str, forgetting: str = "") -> None:
                 fsync(descriptor)
 
         os.fsync = fsync_carelessly
-    train_locally(model, Path(run), **SHAPE)
+    train_locally(model, Path(run), journal__locking=locking, **SHAPE)
 
 
 def resume(run: str) -> None:
     assert resume_locally(Path(run), rows=ROWS)["status"] == "finished"
+
+
+def command(*arguments: str) -> None:
+    """A command line; the process ends with its exit code."""
+    main(arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """A process that may still run, and what it has said."""
+
+    process: Any
+    log: Path
+
+    def end(self, *, within_s: float = 60.0) -> int:
+        self.process.join(within_s)
+        assert self.process.exitcode is not None, f"still running after {within_s} s:\n{self.log.read_text()[-4000:]}"
+        return int(self.process.exitcode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,30 +122,27 @@ class Nursery:
     folder: Path
     preload: Path | None  # the library of power.c
 
-    def start(self, act: Callable[..., None], *args: str, environment: Mapping[str, str] | None = None) -> Any:
+    def start(self, act: Callable[..., None], *args: str, environment: Mapping[str, str] | None = None) -> Life:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.crash.warm"])
         given = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         given |= {"LD_PRELOAD": str(self.preload)} if self.preload else {}
-        log = str(self.folder / "lives.log")
-        process = context.Process(target=_live, args=(act, args, dict(environment or {}), log), daemon=True)
+        log = Path(tempfile.mkstemp(prefix=f"{act.__name__}-", suffix=".log", dir=self.folder)[1])
+        process = context.Process(target=_live, args=(act, args, dict(environment or {}), str(log)), daemon=True)
         with _environment(given):  # of the fork server, which the first life starts
             process.start()
-        return process
+        return Life(process=process, log=log)
 
     def live(self, act: Callable[..., None], *args: str, environment: Mapping[str, str] | None = None) -> int:
         """The exit code of a life; one that fails by an exception is an error with its text."""
-        process = self.start(act, *args, environment=environment)
-        process.join(60)
-        if process.exitcode not in (0, -9):
-            text = (self.folder / "lives.log").read_text()
-            process.kill()
-            pytest.fail(f"{act.__name__}{args} ended with {process.exitcode}:\n{text[-4000:]}")
-        return int(process.exitcode)
+        life = self.start(act, *args, environment=environment)
+        code = life.end()
+        assert code in (0, -9), f"{act.__name__}{args} ended with {code}:\n{life.log.read_text()[-4000:]}"
+        return code
 
 
 def _live(act: Callable[..., None], args: tuple[str, ...], environment: dict[str, str], log: str) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    output = os.open(log, os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update(environment)

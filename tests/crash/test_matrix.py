@@ -70,13 +70,13 @@ def test_an_unknown_point_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
         faults.fault_point("after_lease")
 
 
-def kill_at(nursery: Nursery, model: Path, folder: Path, point: str, hit: int, *, forgetting: str = "") -> Path:
+def kill_at(nursery: Nursery, model: Path, folder: Path, point: str, hit: int, *options: str) -> Path:
     """A run that died at the point, in `folder`/disk, whose syncs are kept in `folder`/store."""
     run, marker = folder / "disk" / "run", folder / "marker"
     (folder / "disk").mkdir()
     (folder / "store").mkdir()
     given = {faults.VARIABLE: f"{point}:{hit}:{marker}", **power.environment(folder / "disk", folder / "store")}
-    code = nursery.live(train, str(model), str(run), forgetting, environment=given)
+    code = nursery.live(train, str(model), str(run), *options, environment=given)
     assert marker.exists(), f"{point} was not reached {hit} times"
     assert marker.read_text().startswith(f"{point} in process")
     assert code == -9
@@ -111,6 +111,22 @@ def assert_survives_power_loss(folder: Path, before: Record) -> None:
         load_resolved(survivor)
 
 
+@pytest.mark.parametrize(
+    ("point", "hit"), [("payload_synced", 5), ("answers_recorded", 1), ("after_planned", 2), ("checkpoint_saved", 1)]
+)
+def test_killed_with_the_journal_locked_for_itself(
+    nursery: Nursery, model: Path, straight: Path, tmp_path: Path, point: str, hit: int
+) -> None:
+    """journal.locking=exclusive, as on a network filesystem."""
+    run = kill_at(nursery, model, tmp_path, point, hit, "", "exclusive")
+    assert not (run / "journal.db-shm").exists()
+    assert (run / "journal.db-wal").exists()
+    before = read_record(run)
+    if nursery.preload is not None:
+        assert_survives_power_loss(tmp_path, before)
+    assert_goes_on(nursery, run, before, straight)
+
+
 # A sync that is taken away, and what the check says of it.
 MISSING_SYNCS = {
     "payloads": (JournalError, "is missing|ends inside"),
@@ -125,6 +141,6 @@ MISSING_SYNCS = {
 def test_a_sync_that_is_missing_is_noticed(nursery: Nursery, model: Path, tmp_path: Path, what: str) -> None:
     """The check of the power losses above can fail."""
     error, text = MISSING_SYNCS[what]
-    run = kill_at(nursery, model, tmp_path, "checkpoint_recorded", 1, forgetting=what)
+    run = kill_at(nursery, model, tmp_path, "checkpoint_recorded", 1, what)
     with pytest.raises(error, match=text):
         assert_survives_power_loss(tmp_path, read_record(run))

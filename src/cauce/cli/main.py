@@ -1,7 +1,8 @@
 """`cauce`: all commands in one list, and the one place where errors become words and exit codes.
 
-Exit codes: 0 done; 2 something the user wrote is wrong (a recipe, a row, an option); 1 any other failure that
-Cauce knows; 130 after Ctrl-C. CAUCE_DEBUG=1 shows the traceback of an error that is otherwise one message.
+Exit codes: 0 done; 2 something the user wrote is wrong (a recipe, a row, an option); 3 another process owns the run,
+so do not try again; 1 any other failure that Cauce knows; 130 after Ctrl-C. CAUCE_DEBUG=1 shows the traceback of an
+error that is otherwise one message.
 """
 
 import os
@@ -13,7 +14,7 @@ import typer
 
 from cauce import __version__
 from cauce.cli import chat, check, doctor, inspect, model, train
-from cauce.errors import CauceError, DataError, RecipeError
+from cauce.errors import CauceError, DataError, FencedError, RecipeError
 
 # `--section.key value` must reach the command as it was typed.
 _SETTINGS = {"ignore_unknown_options": True}
@@ -61,4 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("CAUCE_DEBUG") == "1":
             raise
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        if isinstance(error, FencedError):
+            sys.exit(3)
         sys.exit(2 if isinstance(error, RecipeError | DataError) else 1)

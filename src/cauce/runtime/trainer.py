@@ -239,6 +239,7 @@ class Trainer:
         due = self.version % settings.every == 0 if settings.every else self._redo_s >= settings.max_redo_s
         due = due or self.version >= self.recipe.run.plans or self.hooks.should_stop()
         if due and self._saved != self.version:
+            self.journal.check_owner()
             self.hooks.on_phase("checkpoint", 0, 1)
             path = self._survive(lambda: self.learner.save_checkpoint(run_dir=self.run_dir, plan=self.version))
             fault_point("checkpoint_saved")

@@ -63,7 +63,7 @@ def train(
         **recipe_meta(recipe, resolved=prepared.recipe, algorithm=prepared.algorithm),
         **prepared.digests,
     }
-    with Journal.create(run_dir, meta=meta) as journal:
+    with Journal.create(run_dir, meta=meta, locking=recipe.journal.locking) as journal:
         return run(prepared, journal, run_dir, observer or NullObserver())
 
 
@@ -84,8 +84,11 @@ def resume(
         FencedError: when another process owns the run.
     """
     run_dir = Path(run_dir)
+    watcher = observer or NullObserver()
+    if takeover:
+        Journal.wait_for_exclusive_owner(run_dir, say=watcher.on_note)
     recipe = changed_recipe(run_dir, overrides)
-    with Journal.open(run_dir, takeover=takeover) as journal:
+    with Journal.open(run_dir, takeover=takeover, locking=recipe.journal.locking) as journal:
         if journal.meta["made_from_python"] == "True" and reward is None and not recipe.reward.names:
             raise RecipeError(
                 f"{run_dir} was started from Python with a reward of its own; resume it there: "
@@ -95,7 +98,7 @@ def resume(
         _same_as_recorded(journal, prepared, "model_digest", "data_digest")
         write_recipe(run_dir, recipe)  # before the record: a kill in between leaves what was asked for, as an edit
         journal.set_meta("recipe", dump_toml(recipe))
-        return run(prepared, journal, run_dir, observer or NullObserver())
+        return run(prepared, journal, run_dir, watcher)
 
 
 def replay(run_dir: str | Path, *, observer: Observer | None = None) -> ReplayResult:

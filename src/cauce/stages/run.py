@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cauce.errors import TrainingStopped
+from cauce.errors import FencedError, TrainingStopped
 from cauce.faults import fault_point
 from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
@@ -58,9 +58,12 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
     except (Exception, KeyboardInterrupt) as error:
         details = {**details, "failure": f"{type(error).__name__}: {error}"}
         status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        status = "fenced" if isinstance(error, FencedError) else status
         raise
     finally:
         summary = _summary(prepared, run_dir, status=status, began=began, peak=peak, details=details)
+        if status != "fenced":  # the folder is its new owner's
+            (run_dir / "summary.json").write_text(json.dumps(summary, indent=1, default=str), encoding="utf-8")
         watcher.on_end(summary)
     return summary
 
@@ -139,6 +142,7 @@ class _Training:
                 f"the run ended after {trainer.version} plans, and none of them changed the weights: no group carried "
                 "signal. Look at the reward with `cauce check`, or make the tasks easier or harder"
             )
+        self.journal.check_owner()
         trainer.save_model(str(self.run_dir.absolute() / "model"))
         if trainer.version < self.prepared.recipe.run.plans:
             return "stopped"
@@ -190,6 +194,7 @@ class _Training:
             max_steps=recipe.run.plans,
             on_phase=self._on_phase,
         ).run()
+        self.journal.check_owner()
         write_records(result, self.run_dir / "eval" / f"{name}.jsonl")
         self.watcher.on_eval(version, "test", result.accuracy)
 
@@ -247,7 +252,7 @@ def _summary(
         **environment(),
         **details,
     }
-    summary = build_summary(
+    return build_summary(
         read_metrics(run_dir),
         run=str(run_dir),
         status=status,
@@ -258,5 +263,3 @@ def _summary(
         peak_memory_mb=peak,
         details=facts,
     )
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1, default=str), encoding="utf-8")
-    return summary
