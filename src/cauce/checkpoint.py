@@ -10,13 +10,14 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cauce.durable import make_folder, sync
 from cauce.errors import CheckpointError
 from cauce.faults import fault_point
 
 MARKER = "complete.json"
+FORMAT_VERSION = 1  # raise it when a file of a checkpoint changes its name or meaning
 _NAME = re.compile(r"plan_(\d+)")
 _UNFINISHED = re.compile(r"plan_\d+\.tmp-\d+")
 
@@ -40,7 +41,9 @@ def save(run_dir: Path, *, plan: int, learner: Saves, before_rename: Callable[[]
     def write(beside: Path) -> None:
         learner.save(beside)
         files = {str(f.relative_to(beside)): f.stat().st_size for f in sorted(beside.rglob("*")) if f.is_file()}
-        (beside / MARKER).write_text(json.dumps({"plan": plan, "files": files}, indent=1) + "\n")
+        (beside / MARKER).write_text(
+            json.dumps({"format": FORMAT_VERSION, "plan": plan, "files": files}, indent=1) + "\n"
+        )
 
     write_beside(folder, write, before_rename=before_rename)
     return folder
@@ -118,10 +121,17 @@ def prune(run_dir: Path, *, keep: Collection[int]) -> list[int]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        files: dict[str, int] = json.loads((folder / MARKER).read_text())["files"]
-        return all((folder / name).stat().st_size == size for name, size in files.items())
+        marker: dict[str, Any] = json.loads((folder / MARKER).read_text())
+        is_whole = all((folder / name).stat().st_size == size for name, size in marker["files"].items())
     except (OSError, ValueError, KeyError):
         return False
+    found = int(marker.get("format", 1))  # the first releases wrote none
+    if found > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} has format {found}, and this release reads up to format {FORMAT_VERSION}; install the release "
+            "of Cauce that wrote it, or a later one"
+        )
+    return is_whole
 
 
 def _sync_tree(folder: Path) -> None:

@@ -4,6 +4,7 @@ The warm process, Python's fork server, has imported everything and started no t
 lives in it is the real run of tests/local_session.py, without Ray.
 """
 
+import json
 import multiprocessing
 import os
 import sqlite3
@@ -71,8 +72,8 @@ def warm_up() -> None:
     assert threads == 1, f"{threads} threads: a fork takes only one of them along"
 
 
-def train(model: str, run: str, forgetting: str = "", locking: str = "shared") -> None:
-    """A run from its beginning; `forgetting` takes the sync of something away."""
+def train(model: str, run: str, settings: str = "{}", forgetting: str = "") -> None:
+    """A run from its beginning, with other settings as JSON; `forgetting` takes the sync of something away."""
     if forgetting == "commits":
         connect = schema.connect_writer
 
@@ -90,7 +91,7 @@ def train(model: str, run: str, forgetting: str = "", locking: str = "shared") -
                 fsync(descriptor)
 
         os.fsync = fsync_carelessly
-    train_locally(model, Path(run), journal__locking=locking, **SHAPE)
+    train_locally(model, Path(run), **{**SHAPE, **json.loads(settings)})
 
 
 def resume(run: str) -> None:

@@ -1,10 +1,12 @@
 """What must hold after any death: by the record before it, by that of the run gone on, and by a run that never died."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from cauce import checkpoint
 from cauce.journal import Journal
+from cauce.metrics.writer import read_metrics
 from tests.local_session import answers, assert_equal_runs
 
 Lease = tuple[int, int]  # task, attempt
@@ -39,7 +41,7 @@ def read_record(run: Path) -> Record:
         )
 
 
-def assert_nothing_lost(before: Record, run: Path) -> None:
+def assert_nothing_lost(before: Record, run: Path, *, max_reuse: int = 1) -> None:
     """Of a run that has gone on to its end after a death that left `before`."""
     after = read_record(run)
     assert set(after.states.values()) <= {"trained", "dropped"}
@@ -59,8 +61,10 @@ def assert_nothing_lost(before: Record, run: Path) -> None:
     for old, new in zip(before.plans, after.plans, strict=False):
         assert old[:2] == new[:2]
         assert old[2] == "planned" or old == new  # what was applied keeps its checksum
-    uses = [task for _, tasks, *_ in after.plans for task in tasks]
-    assert len(uses) == len(set(uses))  # max_reuse is 1
+    uses = Counter(task for _, tasks, *_ in after.plans for task in tasks)
+    assert max(uses.values()) <= max_reuse
+    assert set(uses) == {task for task, state in after.states.items() if state == "trained"}
+    assert [row["plan"] for row in read_metrics(run) if row["plan"]] == numbers
 
 
 def assert_as_if_it_had_never_stopped(run: Path, straight: Path) -> None:

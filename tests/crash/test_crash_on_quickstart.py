@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from cauce.errors import JournalError
+from cauce.journal import Journal
+from cauce.runtime.flow import LEASE_S
 from tests.crash.promises import Record, assert_as_if_it_had_never_stopped, assert_nothing_lost, read_record
 
-SETTINGS = ["run.plans=6", "engine.deterministic=true", "checkpoint.every=2", "eval.tasks=16", "eval.every=0"]
-LONGEST_S = 10.0  # of a life, from the moment its workers are there: three of them end within the six plans
+SETTINGS = ["run.plans=6", "engine.deterministic=true", "checkpoint.every=2", "eval.tasks=8", "eval.at_start=false"]
+LONGEST_S = 10.0  # of a life, from its first lease on: three of them end within the six plans
 LIVES = 3
 
 
@@ -28,17 +31,24 @@ def finish(folder: Path, name: str, *arguments: str) -> None:
     assert start(folder, name, *arguments).wait(timeout=900) == 0, (folder / f"{name}.log").read_text()[-4000:]
 
 
+def has_leased(run: Path, *, since: float) -> bool:
+    try:
+        with Journal.read_only(run) as journal:
+            return any(lease.until > since + LEASE_S for lease in journal.leases())
+    except JournalError:  # it has no tables yet
+        return False
+
+
 def live_and_die(folder: Path, life: int, seconds: float) -> Record:
-    """One life of the run `killed`, ended some seconds after its workers have started; what it leaves."""
+    """One life of the run `killed`, ended some seconds after its first lease; what it leaves."""
     run = folder / "runs" / "killed"
     arguments = ("resume", str(run)) if life else ("train", "quickstart", "run.name=killed", *SETTINGS)
     began, deadline = time.time(), time.monotonic() + 300
     process = start(folder, f"life-{life}", *arguments)
-    logs = [run / "logs" / f"{name}-0.log" for name in ("rollout", "learner", "reward")]
-    while not all(log.exists() and log.stat().st_mtime > began for log in logs):
+    while not has_leased(run, since=began):
         assert process.poll() is None, (folder / f"life-{life}.log").read_text()[-4000:]
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.2)
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL

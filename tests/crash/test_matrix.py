@@ -1,6 +1,7 @@
 """The crash matrix: kill -9, and a loss of power, at every named point; the run resumes as if it had never stopped."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,22 @@ def assert_survives_power_loss(folder: Path, before: Record) -> None:
         load_resolved(survivor)
 
 
+@pytest.mark.parametrize(("point", "hit"), [("outcomes_recorded", 6), ("after_planned", 2), ("before_applied", 3)])
+def test_killed_with_groups_in_the_buffer(nursery: Nursery, model: Path, tmp_path: Path, point: str, hit: int) -> None:
+    """D11, D12, G10: overlapped and with reuse, nothing that waits in the buffer is lost, skipped or used too often."""
+    shape = {"buffer__max_staleness": 2, "buffer__max_reuse": 2, "run__plans": 5}
+    run = kill_at(nursery, model, tmp_path, point, hit, json.dumps(shape))
+    before = read_record(run)
+    waiting = [task for task, state in before.states.items() if state == "ready"]
+    assert len(waiting) > 1
+    nursery.live(resume, str(run))
+    assert_nothing_lost(before, run, max_reuse=2)
+    after = read_record(run)
+    assert [after.states[task] for task in waiting] == ["trained"] * len(waiting)
+    trained = [task for task, state in after.states.items() if state == "trained"]
+    assert trained == list(range(len(trained)))  # none is passed over
+
+
 @pytest.mark.parametrize(
     ("point", "hit"), [("payload_synced", 5), ("answers_recorded", 1), ("after_planned", 2), ("checkpoint_saved", 1)]
 )
@@ -118,7 +135,7 @@ def test_killed_with_the_journal_locked_for_itself(
     nursery: Nursery, model: Path, straight: Path, tmp_path: Path, point: str, hit: int
 ) -> None:
     """journal.locking=exclusive, as on a network filesystem."""
-    run = kill_at(nursery, model, tmp_path, point, hit, "", "exclusive")
+    run = kill_at(nursery, model, tmp_path, point, hit, json.dumps({"journal__locking": "exclusive"}))
     assert not (run / "journal.db-shm").exists()
     assert (run / "journal.db-wal").exists()
     before = read_record(run)
@@ -141,6 +158,6 @@ MISSING_SYNCS = {
 def test_a_sync_that_is_missing_is_noticed(nursery: Nursery, model: Path, tmp_path: Path, what: str) -> None:
     """The check of the power losses above can fail."""
     error, text = MISSING_SYNCS[what]
-    run = kill_at(nursery, model, tmp_path, "checkpoint_recorded", 1, what)
+    run = kill_at(nursery, model, tmp_path, "checkpoint_recorded", 1, "{}", what)
     with pytest.raises(error, match=text):
         assert_survives_power_loss(tmp_path, read_record(run))

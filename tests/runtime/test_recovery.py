@@ -336,3 +336,16 @@ def test_a_learner_that_dies_is_rebuilt_and_goes_on(
     assert told(watcher, "learner learner-0 on here died: SIGKILL")
     with Journal.read_only(run) as journal:
         assert [event.detail["version"] for event in journal.events("learner_died")] == [version]
+
+
+@pytest.mark.parametrize(("evaluate", "save"), [(2, 1), (1, 2), (3, 2)])
+def test_saving_and_evaluating_at_different_plans(
+    local: type[LocalSession], straight: Path, tmp_path: Path, evaluate: int, save: int
+) -> None:
+    """G12, G13: neither waits for the other, and neither changes the weights."""
+    run, watcher = tmp_path / "run", Watcher()
+    shape = {**SHAPE, "run__plans": PLANS, "eval__every": evaluate, "checkpoint__every": save, "checkpoint__keep": 9}
+    train_locally(straight.parent / "model", run, test_rows=ROWS, observer=watcher, **shape)
+    assert [plan for plan, _ in watcher.evals] == sorted({*range(evaluate, PLANS + 1, evaluate), PLANS})
+    assert list(checkpoint.complete(run)) == list(range(save, PLANS + 1, save))
+    assert checksums(run) == checksums(straight)
