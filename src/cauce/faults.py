@@ -16,6 +16,8 @@ from pathlib import Path
 VARIABLE = "CAUCE_FAULT"
 
 POINTS = {
+    "run_folder_made": "a run's folder and recipe are there, no journal is",
+    "journal_made": "the database is there, without a table",
     "lease_open": "a lease is written in a transaction that has not committed",
     "after_lease": "leases are durable, their requests have not left",
     "mid_decode": "an engine has made some tokens of an answer",

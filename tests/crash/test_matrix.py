@@ -15,6 +15,8 @@ from tests.crash.promises import Record, assert_as_if_it_had_never_stopped, asse
 
 # At which visit to each point the process dies: early, in mid-run, or late.
 HITS = {
+    "run_folder_made": [1],
+    "journal_made": [1],
     "lease_open": [3],
     "after_lease": [1],
     "mid_decode": [2, 6],
@@ -52,7 +54,13 @@ RESUMED_AFTER_POWER_LOSS = (
     "checkpoint_saved",
     "checkpoint_pruned",
 )
-CASES = [pytest.param(point, hit, id=f"{point}-{hit}") for point, hits in HITS.items() for hit in hits]
+BEFORE_ANY_RECORD = ("run_folder_made", "journal_made")
+CASES = [
+    pytest.param(point, hit, id=f"{point}-{hit}")
+    for point, hits in HITS.items()
+    for hit in hits
+    if point not in BEFORE_ANY_RECORD
+]
 
 
 def test_every_point_has_a_place_in_the_code_and_a_kill_here() -> None:
@@ -100,6 +108,19 @@ def test_killed_at(nursery: Nursery, model: Path, straight: Path, tmp_path: Path
         if point in RESUMED_AFTER_POWER_LOSS and hit == HITS[point][0]:
             assert_goes_on(nursery, tmp_path / "strict" / "run", before, straight)
     assert_goes_on(nursery, run, before, straight)
+
+
+@pytest.mark.parametrize("point", BEFORE_ANY_RECORD)
+def test_killed_before_anything_was_recorded_the_run_is_started_again(
+    nursery: Nursery, model: Path, straight: Path, tmp_path: Path, point: str
+) -> None:
+    """By the same command: a folder in which nothing was done is not in its way."""
+    run = kill_at(nursery, model, tmp_path, point, 1)
+    (run / "notes.txt").touch()
+    assert nursery.start(train, str(model), str(run)).end() == 1  # somebody's file: not ours to take
+    (run / "notes.txt").unlink()
+    assert nursery.live(train, str(model), str(run)) == 0
+    assert_as_if_it_had_never_stopped(run, straight)
 
 
 def assert_survives_power_loss(folder: Path, before: Record) -> None:

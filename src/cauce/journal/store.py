@@ -12,25 +12,20 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, get_args
 
 from cauce.durable import make_folder, sync
 from cauce.errors import JournalError
+from cauce.faults import fault_point
 from cauce.journal import leases, plans, schema
 from cauce.journal.answers import check_complete, record_answer, record_outcome
 from cauce.journal.commits import Commits, timed
 from cauce.journal.encoding import metrics_to_json, row_to_json, to_json
 from cauce.journal.locking import TAKEOVER_WAIT_S, LockingChoice, choose_locking, wait_for_exit
 from cauce.journal.owner import Locking, OwnerLock, acquire, this_process
-from cauce.journal.payloads import (
-    FOLDER_NAME,
-    MAX_FILE_BYTES,
-    PayloadWriter,
-    cut_tails,
-    encode_prompt,
-)
+from cauce.journal.payloads import FOLDER_NAME, MAX_FILE_BYTES, PayloadWriter, cut_tails, encode_prompt
 from cauce.journal.queries import JournalReader
 from cauce.types import Completion, DropReason, Outcome, Plan, Task, TaskState
 
@@ -85,6 +80,7 @@ class Journal(JournalReader):
                 raise JournalError(f"{run_dir} holds a run already; `cauce resume` it, or name another folder")
             (run_dir / FOLDER_NAME).mkdir(exist_ok=True)
             sync(run_dir)
+            fault_point("journal_made")
             schema.create_tables(connection, meta)
             return cls(run_dir, connection, lock=lock, locking=mode, clock=clock, max_file_bytes=max_file_bytes)
         except BaseException:
@@ -118,6 +114,15 @@ class Journal(JournalReader):
         except BaseException:
             _give_up(connection, lock)
             raise
+
+    @staticmethod
+    def is_begun(run_dir: Path | str) -> bool:
+        """Whether there is a journal with anything in it; a kill during `create` leaves one without."""
+        run_dir = Path(run_dir)
+        if not (run_dir / schema.DATABASE_NAME).is_file():
+            return False
+        with closing(schema.connect_reader(run_dir)) as connection:
+            return bool(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
 
     @staticmethod
     def read_only(run_dir: Path | str) -> JournalReader:

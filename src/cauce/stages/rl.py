@@ -11,6 +11,7 @@ from typing import Any
 
 from cauce.durable import make_folder
 from cauce.errors import RecipeError
+from cauce.faults import fault_point
 from cauce.journal import Journal, JournalReader
 from cauce.metrics.observer import NullObserver, Observer
 from cauce.recipe.dump import dump_toml
@@ -54,6 +55,7 @@ def train(
     prepared = prepare(with_dtypes(recipe), rows=rows, test_rows=test_rows, reward=reward)
     run_dir = _new_run_dir(recipe, name or "run")
     write_recipe(run_dir, recipe)
+    fault_point("run_folder_made")
     meta = {
         "run_id": uuid.uuid4().hex[:8],
         "lineage": "0",
@@ -166,7 +168,7 @@ def changed_recipe(run_dir: Path, overrides: Sequence[str]) -> Recipe:
 
 def _new_run_dir(recipe: Recipe, name: str) -> Path:
     folder = Path(recipe.run.dir) / (recipe.run.name or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(folder.iterdir()) and not _was_never_begun(folder):
         if recipe.run.name:
             raise RecipeError(
                 f"run.name={recipe.run.name!r}: {folder} exists already. Go on with it by `cauce resume {folder}`, "
@@ -175,6 +177,12 @@ def _new_run_dir(recipe: Recipe, name: str) -> Path:
         folder = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:4]}")
     make_folder(folder)
     return folder
+
+
+def _was_never_begun(folder: Path) -> bool:
+    """Whether it holds no more than what a kill before the first record leaves."""
+    left = {"recipe.toml", "recipe.json", "owner.lock", "payloads", "journal.db", "journal.db-wal", "journal.db-shm"}
+    return {f.name for f in folder.iterdir()} <= left and not Journal.is_begun(folder)
 
 
 def _same_as_recorded(journal: JournalReader, prepared: Prepared, *keys: str) -> None:
