@@ -89,7 +89,7 @@ class LocalSession:
 
     def fresh_learner(self) -> RemoteLearner:
         worker = self._start(self.learner, "learner", "learner", self.plan.learner_arguments(self.weights_folder))
-        return RemoteLearner(self.workers, worker, self.exchange, self.clock)
+        return RemoteLearner(self.workers, worker, self.exchange, self.clock, epoch=self.plan.owner_epoch)
 
     def sample_memory(self, *, every_s: float = 5.0) -> float:
         return 0.0
@@ -204,3 +204,14 @@ def trained_rows(run_dir: Path) -> list[list[str]]:
     """The rows of each plan, by their ids, in the order of the plan."""
     with Journal.read_only(run_dir) as journal:
         return [[journal.task(task).row.id for task in record.plan.tasks] for record in journal.plans()]
+
+
+def assert_equal_runs(run: Path, straight: Path) -> None:
+    """Finished, with the same rows in the same plans, the same answers, and the same bits after every plan."""
+    assert checksums(run) == checksums(straight)
+    assert trained_rows(run) == trained_rows(straight)
+    assert answers(run) == answers(straight)
+    with Journal.read_only(run) as journal:
+        counts = journal.counts()
+        assert counts["trained"] == sum(counts.values()) == sum(len(rows) for rows in trained_rows(straight))
+    assert (run / "model" / "model.safetensors").read_bytes() == (straight / "model" / "model.safetensors").read_bytes()

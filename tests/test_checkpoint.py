@@ -1,5 +1,6 @@
 """Checkpoints on disk: whole or absent, newest by number."""
 
+import json
 import os
 import shutil
 
@@ -107,3 +108,30 @@ def test_a_folder_is_replaced_whole_or_not_at_all(run):
     checkpoint.write_beside(run / "model", Writes("new").save)
     assert (run / "model" / "model.safetensors").read_text() == "new"
     assert [f.name for f in run.iterdir()] == ["model"]
+
+
+def test_a_newer_format_is_refused_naming_both(run):
+    """G9."""
+    folder = checkpoint.save(run, plan=1, learner=Writes())
+    marker = folder / checkpoint.MARKER
+    whole = json.loads(marker.read_text())
+    assert whole["format"] == checkpoint.FORMAT_VERSION
+    marker.write_text(json.dumps({**whole, "format": 99}))
+    with pytest.raises(CheckpointError, match="plan_000001 has format 99, and this release reads up to format 1"):
+        checkpoint.complete(run)
+    del whole["format"]  # as written before there was one
+    marker.write_text(json.dumps(whole))
+    assert list(checkpoint.complete(run)) == [1]
+
+
+def test_what_must_not_become_visible_leaves_what_was_there(run):
+    checkpoint.save(run, plan=1, learner=Writes("old"))
+
+    def refuse():
+        raise RuntimeError("another owner")
+
+    for plan in (1, 2):
+        with pytest.raises(RuntimeError, match="another owner"):
+            checkpoint.save(run, plan=plan, learner=Writes("new"), before_rename=refuse)
+    assert [f.name for f in (run / "checkpoints").iterdir()] == ["plan_000001"]
+    assert (run / "checkpoints" / "plan_000001" / "model.safetensors").read_text() == "old"

@@ -10,11 +10,14 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from cauce.durable import make_folder, sync
 from cauce.errors import CheckpointError
+from cauce.faults import fault_point
 
 MARKER = "complete.json"
+FORMAT_VERSION = 1  # raise it when a file of a checkpoint changes its name or meaning
 _NAME = re.compile(r"plan_(\d+)")
 _UNFINISHED = re.compile(r"plan_\d+\.tmp-\d+")
 
@@ -25,37 +28,50 @@ class Saves(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
-def save(run_dir: Path, *, plan: int, learner: Saves) -> Path:
-    """Write the checkpoint of this plan and return its folder; one that is already complete is replaced."""
+def save(run_dir: Path, *, plan: int, learner: Saves, before_rename: Callable[[], object] = lambda: None) -> Path:
+    """Write the checkpoint of this plan and return its folder; one that is already complete is replaced.
+
+    Args:
+        before_rename: called when everything is written; raises where it must not become visible.
+    """
     parent = Path(run_dir) / "checkpoints"
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     folder = parent / f"plan_{plan:06d}"
 
     def write(beside: Path) -> None:
         learner.save(beside)
         files = {str(f.relative_to(beside)): f.stat().st_size for f in sorted(beside.rglob("*")) if f.is_file()}
-        (beside / MARKER).write_text(json.dumps({"plan": plan, "files": files}, indent=1) + "\n")
+        (beside / MARKER).write_text(
+            json.dumps({"format": FORMAT_VERSION, "plan": plan, "files": files}, indent=1) + "\n"
+        )
 
-    write_beside(folder, write)
+    write_beside(folder, write, before_rename=before_rename)
     return folder
 
 
-def write_beside(folder: Path, write: Callable[[Path], None]) -> None:
+def write_beside(
+    folder: Path, write: Callable[[Path], None], *, before_rename: Callable[[], object] = lambda: None
+) -> None:
     """A folder that is there whole or not at all: written beside, fsynced, renamed; one of that name is replaced."""
     for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # of writers that were killed
         shutil.rmtree(left, ignore_errors=True)
     beside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     beside.mkdir(parents=True)
+    fault_point("checkpoint_begun")
     try:
         write(beside)
+        fault_point("checkpoint_written")
         _sync_tree(beside)
+        fault_point("checkpoint_synced")
+        before_rename()
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     if folder.exists():
         shutil.rmtree(folder)
     beside.rename(folder)
-    _sync(folder.parent)
+    fault_point("checkpoint_renamed")
+    sync(folder.parent)
 
 
 def complete(run_dir: Path) -> dict[int, Path]:
@@ -94,7 +110,9 @@ def prune(run_dir: Path, *, keep: Collection[int]) -> list[int]:
         raise ValueError(f"keep is {sorted(keep)} and complete are {list(whole)}: at least one must stay")
     gone = [(number, folder) for number, folder in whole.items() if number not in keep]
     for _, folder in gone:  # renamed first: what a kill leaves of it is swept by the next prune
-        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.tmp-{os.getpid()}")))
+        going = folder.rename(folder.with_name(f"{folder.name}.tmp-{os.getpid()}"))
+        fault_point("checkpoint_pruned", last_act=(going / MARKER).unlink)
+        shutil.rmtree(going)
     for folder in (Path(run_dir) / "checkpoints").glob("plan_*.tmp-*"):
         if folder.name.rpartition("-")[2] != str(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
@@ -103,21 +121,20 @@ def prune(run_dir: Path, *, keep: Collection[int]) -> list[int]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        files: dict[str, int] = json.loads((folder / MARKER).read_text())["files"]
-        return all((folder / name).stat().st_size == size for name, size in files.items())
+        marker: dict[str, Any] = json.loads((folder / MARKER).read_text())
+        is_whole = all((folder / name).stat().st_size == size for name, size in marker["files"].items())
     except (OSError, ValueError, KeyError):
         return False
+    found = int(marker.get("format", 1))  # the first releases wrote none
+    if found > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} has format {found}, and this release reads up to format {FORMAT_VERSION}; install the release "
+            "of Cauce that wrote it, or a later one"
+        )
+    return is_whole
 
 
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path)
+    sync(folder)

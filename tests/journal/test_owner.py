@@ -11,6 +11,7 @@ import pytest
 
 from cauce.errors import FencedError, JournalError
 from cauce.journal import Journal
+from cauce.journal.owner import current_owner, refuse_older
 from tests.journal.records import admit, make_task, new_journal
 
 # Owns the run until its standard input closes; then tries to write once more.
@@ -126,3 +127,18 @@ def test_a_forked_child_cannot_write(tmp_path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         journal.event("parent", {})
         assert [event.kind for event in journal.events()] == ["parent"]
+
+
+def test_asking_who_owns_a_run_does_not_give_it_up(tmp_path: Path) -> None:
+    """Closing any descriptor of the lock file would: the owner's own readers must not open it."""
+    with new_journal(tmp_path) as journal:
+        assert current_owner(tmp_path) == journal.owner
+        Journal.read_only(tmp_path).close()
+        refuse_older(tmp_path, epoch=1)
+        with pytest.raises(FencedError, match="owner epoch 1, ours is 0"):
+            refuse_older(tmp_path, epoch=0)
+        code = f"from cauce.journal import Journal; Journal.open({str(tmp_path)!r})"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+        assert f"pid {os.getpid()}, which is alive" in other.stderr
+    assert current_owner(tmp_path) == journal.owner  # the last one, read from the file
+    assert current_owner(tmp_path / "nothing") is None

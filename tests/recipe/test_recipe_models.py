@@ -24,7 +24,7 @@ RUNTIME = {
     "rollout.actors", "rollout.cpus", "rollout.gpus", "rollout.memory", "rollout.object_store_memory",
     "engine.threads", "learner.cpus", "learner.gpus", "learner.memory",
     "eval.every", "eval.max_tokens", "eval.at_start",
-    "checkpoint.max_redo_s", "checkpoint.every", "checkpoint.keep",
+    "checkpoint.max_redo_s", "checkpoint.every", "checkpoint.keep", "journal.locking",
     "cluster.address", "cluster.cpus", "cluster.dashboard", "cluster.namespace",
     "logging.tensorboard", "logging.live",
 }  # fmt: skip

@@ -4,16 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from cauce.journal import Journal
 from tests.local_session import (
     Killed,
     LocalSession,
     Watcher,
-    answers,
-    checksums,
     dying,
     train_locally,
-    trained_rows,
 )
 
 ROWS = [{"prompt": f"say {i}", "answer": str(i)} for i in range(4)]  # an epoch is two plans
@@ -34,16 +30,6 @@ KILLS = {
 
 def told(watcher: Watcher, text: str) -> bool:
     return any(text in note for note in watcher.notes)
-
-
-def assert_equal_runs(run: Path, straight: Path) -> None:
-    assert checksums(run) == checksums(straight)
-    assert trained_rows(run) == trained_rows(straight)
-    assert answers(run) == answers(straight)
-    with Journal.read_only(run) as journal:
-        counts = journal.counts()
-        assert counts == {**dict.fromkeys(counts, 0), "trained": 2 * PLANS}
-    assert (run / "model" / "model.safetensors").read_bytes() == (straight / "model" / "model.safetensors").read_bytes()
 
 
 def killed_run(local: type[LocalSession], straight: Path, run: Path, kill: str) -> None:

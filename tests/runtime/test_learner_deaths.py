@@ -9,8 +9,8 @@ from cauce.errors import WorkerError
 from cauce.journal import Journal
 from cauce.runtime.roles import LearnerWorker
 from cauce.runtime.world import WorkerDied
-from tests.local_session import LocalSession, Watcher, dying, resume_locally, train_locally
-from tests.runtime.straight_run import PLANS, ROWS, SHAPE, assert_equal_runs, killed_run, told
+from tests.local_session import LocalSession, Watcher, assert_equal_runs, dying, resume_locally, train_locally
+from tests.runtime.straight_run import PLANS, ROWS, SHAPE, killed_run, told
 
 
 @pytest.mark.parametrize(

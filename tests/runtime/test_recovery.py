@@ -20,13 +20,14 @@ from tests.local_session import (
     LocalSession,
     Watcher,
     answers,
+    assert_equal_runs,
     checksums,
     dying,
     resume_locally,
     train_locally,
     trained_rows,
 )
-from tests.runtime.straight_run import KILLS, PLANS, ROWS, SHAPE, assert_equal_runs, killed_run, told
+from tests.runtime.straight_run import KILLS, PLANS, ROWS, SHAPE, killed_run, told
 
 
 @pytest.mark.parametrize("kill", KILLS)
@@ -269,3 +270,16 @@ def test_another_fingerprint_begins_a_new_lineage_and_training_goes_on(
         assert journal.meta["lineage"] == "1"
         assert json.loads(journal.meta["fingerprint"]) == recorded
         assert [event.detail["plan"] for event in journal.events("lineage")] == [4]
+
+
+@pytest.mark.parametrize(("evaluate", "save"), [(2, 1), (1, 2), (3, 2)])
+def test_saving_and_evaluating_at_different_plans(
+    local: type[LocalSession], straight: Path, tmp_path: Path, evaluate: int, save: int
+) -> None:
+    """G12, G13: neither waits for the other, and neither changes the weights."""
+    run, watcher = tmp_path / "run", Watcher()
+    shape = {**SHAPE, "run__plans": PLANS, "eval__every": evaluate, "checkpoint__every": save, "checkpoint__keep": 9}
+    train_locally(straight.parent / "model", run, test_rows=ROWS, observer=watcher, **shape)
+    assert [plan for plan, _ in watcher.evals] == sorted({*range(evaluate, PLANS + 1, evaluate), PLANS})
+    assert list(checkpoint.complete(run)) == list(range(save, PLANS + 1, save))
+    assert checksums(run) == checksums(straight)

@@ -10,9 +10,11 @@ import transformers
 import cauce
 from cauce.algorithms.advantages import make_batch, train_sequences
 from cauce.errors import FencedError, WeightsError
+from cauce.journal import Journal
 from cauce.recipe.models import LearnerSettings
 from cauce.runtime.roles import LearnerWorker, RolloutWorker, WorkResult
 from cauce.types import Completion, Group, Outcome, Sample
+from cauce.weights.store import WeightStore
 from tests.algorithms.cases import algorithm
 from tests.engine.asking import ask, random_prompt
 
@@ -82,14 +84,14 @@ def test_after_each_sync_content_answers_and_log_probs_are_the_learners(tiny: Pa
     """D1: a checksum of what the sampler serves equals the learner's, on five greedy prompts they agree, and the log-
     probs it records for fresh tokens are those that the learner computes."""
     teacher, sampler = learner(tiny, tmp_path), rollout(tiny, tmp_path)
-    published = teacher.publish(version=0, lineage="0")
+    published = teacher.publish(epoch=1, version=0, lineage="0")
     prompts = [random_prompt(4 + n, n) for n in range(5)]
     first = work(sampler, *(ask(n, p, samples=2) for n, p in enumerate(prompts)))
     assert first.checksum == published == teacher.checksum()
     for version in (1, 2):
         ours = tuple(c for c in first.completions if c.task == 0)
         take_a_step(teacher, as_group(0, prompts[0], ours))
-        assert teacher.publish(version=version, lineage="0") != published
+        assert teacher.publish(epoch=1, version=version, lineage="0") != published
         result = work(sampler, *(ask(n, p, samples=2) for n, p in enumerate(prompts)), version=version)
         assert (result.version, result.checksum) == (version, teacher.checksum())
         again = rollout(tiny, tmp_path)  # one that joins late pulls before it serves
@@ -113,7 +115,7 @@ def test_after_each_sync_content_answers_and_log_probs_are_the_learners(tiny: Pa
 def test_a_version_that_is_not_there_moves_nothing(tiny: Path, tmp_path: Path) -> None:
     """D3: the pull raises; what is sampled afterwards carries the old version and is the old policy's."""
     teacher, sampler = learner(tiny, tmp_path), rollout(tiny, tmp_path)
-    teacher.publish(version=0, lineage="0")
+    teacher.publish(epoch=1, version=0, lineage="0")
     before = work(sampler, ask(0, random_prompt(5), samples=2))
     with pytest.raises(WeightsError, match="version 1 is not in"):
         sampler.work(epoch=1, version=1, requests=[ask(1, random_prompt(5))], cancel=(), seconds=1.0)
@@ -126,11 +128,11 @@ def test_a_version_that_is_not_there_moves_nothing(tiny: Path, tmp_path: Path) -
 def test_the_same_version_of_another_lineage_is_pulled_again(tiny: Path, tmp_path: Path) -> None:
     """A learner that was rebuilt under another fingerprint publishes a number that engines have served already."""
     teacher, sampler = learner(tiny, tmp_path), rollout(tiny, tmp_path)
-    first = teacher.publish(version=0, lineage="0")
+    first = teacher.publish(epoch=1, version=0, lineage="0")
     answered = work(sampler, ask(0, random_prompt(5), samples=2))
     assert answered.checksum == first
     take_a_step(teacher, as_group(0, random_prompt(5), answered.completions))
-    second = teacher.publish(version=0, lineage="1")
+    second = teacher.publish(epoch=1, version=0, lineage="1")
     asked = {"epoch": 1, "version": 0, "requests": (), "cancel": (), "seconds": 1.0}
     result = sampler.work(lineage="1", **asked)
     assert result.checksum == second != first
@@ -140,7 +142,7 @@ def test_the_same_version_of_another_lineage_is_pulled_again(tiny: Path, tmp_pat
 
 def test_a_slice_ends_in_time_and_says_how_far_it_came(tiny: Path, tmp_path: Path) -> None:
     sampler = rollout(tiny, tmp_path)
-    learner(tiny, tmp_path).publish(version=0, lineage="0")
+    learner(tiny, tmp_path).publish(epoch=1, version=0, lineage="0")
     asked = [ask(0, random_prompt(5), samples=3, max_tokens=40)]
     slices: list[WorkResult] = []
     while not slices or not slices[-1].is_idle:
@@ -160,7 +162,7 @@ def test_a_slice_ends_in_time_and_says_how_far_it_came(tiny: Path, tmp_path: Pat
 
 def test_cancelled_work_is_dropped(tiny: Path, tmp_path: Path) -> None:
     sampler = rollout(tiny, tmp_path)
-    learner(tiny, tmp_path).publish(version=0, lineage="0")
+    learner(tiny, tmp_path).publish(epoch=1, version=0, lineage="0")
     asked = [ask(task, random_prompt(5), max_tokens=20) for task in (0, 1)]
     sampler.work(epoch=1, version=0, requests=asked, cancel=(), seconds=1e-3)
     result = sampler.work(epoch=1, version=0, requests=(), cancel=[0], seconds=60.0)
@@ -170,10 +172,29 @@ def test_cancelled_work_is_dropped(tiny: Path, tmp_path: Path) -> None:
 
 def test_an_owner_that_was_replaced_is_obeyed_no_more(tiny: Path, tmp_path: Path) -> None:
     sampler = rollout(tiny, tmp_path)
-    learner(tiny, tmp_path).publish(version=0, lineage="0")
+    learner(tiny, tmp_path).publish(epoch=1, version=0, lineage="0")
     work(sampler, ask(0, random_prompt(5)), epoch=2)
     with pytest.raises(FencedError, match="owner epoch 1 is over; this worker serves epoch 2"):
         work(sampler, ask(1, random_prompt(5)), epoch=1)
+    teacher = learner(tiny, tmp_path)
+    teacher.publish(epoch=2, version=1, lineage="0")
+    with pytest.raises(FencedError, match="owner epoch 1 is over; this worker serves epoch 2"):
+        teacher.publish(epoch=1, version=2, lineage="0")
+    with pytest.raises(FencedError, match="owner epoch 1 is over; this worker serves epoch 2"):
+        teacher.save_checkpoint(epoch=1, run_dir=str(tmp_path), plan=1)
+    assert not (tmp_path / "checkpoints").exists()
+    assert WeightStore(tmp_path, keep=2).versions() == [0, 1]
+
+
+def test_a_checkpoint_is_not_put_into_the_folder_of_a_newer_owner(tiny: Path, tmp_path: Path) -> None:
+    """The older driver's own worker has heard of no other epoch; the folder has."""
+    with Journal.create(tmp_path / "run", meta={}):
+        pass
+    teacher = learner(tiny, tmp_path)
+    teacher.save_checkpoint(epoch=1, run_dir=str(tmp_path / "run"), plan=1)
+    with Journal.open(tmp_path / "run"), pytest.raises(FencedError, match=r"taken over by host .*epoch 2, ours is 1"):
+        teacher.save_checkpoint(epoch=1, run_dir=str(tmp_path / "run"), plan=2)
+    assert [f.name for f in (tmp_path / "run" / "checkpoints").iterdir()] == ["plan_000001"]
 
 
 def test_the_learners_status_carries_what_bits_depend_on(tiny: Path, tmp_path: Path) -> None:

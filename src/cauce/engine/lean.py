@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from cauce.engine.attention import PLAN, AttentionPlan, Heads, PrefillPlan
 from cauce.engine.prepack import can_pack, linear, linear_with, pack
+from cauce.models.forward import vocabulary_size
 
 PROBE_TOKENS = 12
 TOLERANCE_FP32 = 1e-3  # on the largest difference of the logits' log-softmax
@@ -78,8 +79,7 @@ class LeanDecoder:
         """For this model, whose attention setting is the engine's; None where it has to run its own forward."""
         if not can_pack(next(model.parameters())) or not _has_known_parts(model):
             return None
-        vocabulary = model.get_input_embeddings().weight.shape[0]
-        ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary, (1, PROBE_TOKENS)))
+        ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary_size(model), (1, PROBE_TOKENS)))
         positions, plan = torch.arange(PROBE_TOKENS)[None], _Recorder(lengths=[PROBE_TOKENS])
         with torch.inference_mode():
             expected = model(input_ids=ids, position_ids=positions, use_cache=False, **{PLAN: plan})

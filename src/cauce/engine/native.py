@@ -29,7 +29,7 @@ from cauce.engine.layout import decode_layout
 from cauce.engine.lean import LeanDecoder
 from cauce.engine.prepack import pack_linears
 from cauce.engine.sampling import Sampler
-from cauce.engine.slots import OpenRequest, PromptState, SlotTable
+from cauce.engine.slots import OpenRequest, PromptState, SlotTable, aborted
 from cauce.errors import ModelError, WeightsError
 from cauce.models.forward import vocabulary_size
 from cauce.models.load import LoadedModel, parameter_names
@@ -75,7 +75,7 @@ class NativeEngine:
         self._check(request)
         room = self._loaded.context_length - len(request.prompt_ids)
         if room < 1:
-            self._aborted += [_aborted(request, index) for index in request.indices]
+            self._aborted += [aborted(request, index) for index in request.indices]
             return
         stop_ids = {*request.sampling.stop_token_ids, *self._loaded.eos_token_ids}
         entry = OpenRequest(
@@ -148,7 +148,7 @@ class NativeEngine:
         _check_state(self._shapes, tensors, f"version {version} of lineage {lineage!r}")
         with torch.no_grad():
             for name, parameter in parameters.items():
-                if not self._is_released or parameter.numel():
+                if parameter.numel():  # else only its packed form is kept
                     parameter.copy_(tensors[name])
         if self._lean is not None:
             self._lean.repack({parameter: tensors[name] for name, parameter in parameters.items()})
@@ -306,8 +306,8 @@ class NativeEngine:
         table = self._table
         live = np.flatnonzero(table.is_live)
         num_rows = table.slots if self._deterministic else min(table.slots, -(-len(live) // ROW_STEP) * ROW_STEP)
-        started = time.perf_counter()
-        layout = decode_layout(table, num_rows, live, deterministic=self._deterministic, device=self._model.device)
+        started, device = time.perf_counter(), self._model.device
+        layout = decode_layout(table, num_rows, live, deterministic=self._deterministic, device=device)
         plan = DecodePlan(prompts=self._prompts, answers=self._answers, layout=layout)
         position_S = table.prompt_length[:num_rows] + table.length[:num_rows]
         logits_SV = self._forward(table.last_token[:num_rows, None], position_S[:, None], plan, keep=0)[:, 0]
@@ -361,19 +361,6 @@ class NativeEngine:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self._model.device)
-
-
-def _aborted(request: GenerationRequest, index: int) -> Completion:
-    return Completion(
-        task=request.task,
-        index=index,
-        attempt=request.attempt,
-        token_ids=np.zeros(0, dtype=np.int32),
-        logps=np.zeros(0, dtype=np.float32),
-        versions=np.zeros(0, dtype=np.int32),
-        mask=np.zeros(0, dtype=np.uint8),
-        finish_reason="aborted",
-    )
 
 
 def _check_state(shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], what: str) -> None:

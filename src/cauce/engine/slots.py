@@ -43,6 +43,20 @@ class OpenRequest:
         return not self.waiting and self.num_running == 0
 
 
+def aborted(request: GenerationRequest, index: int) -> Completion:
+    """The answer to a prompt that leaves no room for one."""
+    return Completion(
+        task=request.task,
+        index=index,
+        attempt=request.attempt,
+        token_ids=np.zeros(0, dtype=np.int32),
+        logps=np.zeros(0, dtype=np.float32),
+        versions=np.zeros(0, dtype=np.int32),
+        mask=np.zeros(0, dtype=np.uint8),
+        finish_reason="aborted",
+    )
+
+
 @dataclass(slots=True)
 class SlotTable:
     """Columns over S slots; the two-dimensional ones grow with the longest answer asked for."""

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from cauce.errors import FencedError, JournalError
+from cauce.faults import fault_point
 from cauce.journal.owner import Owner
 from cauce.journal.payloads import PayloadWriter
 
@@ -129,7 +130,9 @@ class Commits:
         self._refuse_if_broken()
         try:
             self._payloads.sync()
+            fault_point("payload_synced")
             self._connection.execute("COMMIT")
+            fault_point("committed")
         except (OSError, sqlite3.Error) as error:
             self._break(error)
             raise self._broken_error() from error

@@ -16,9 +16,10 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cauce.durable import sync
 from cauce.journal import schema
 from cauce.journal.encoding import to_json
-from cauce.journal.payloads import FOLDER_NAME, sync_folder
+from cauce.journal.payloads import FOLDER_NAME
 
 MiniBatches = Callable[[Sequence[int]], Sequence[Sequence[int]]]
 
@@ -89,7 +90,7 @@ def fork_journal(
     with beside.open("rb") as file:
         os.fsync(file.fileno())
     beside.replace(target / schema.DATABASE_NAME)
-    sync_folder(target)
+    sync(target)
 
 
 def _copy_payloads(db: sqlite3.Connection, source: Path, target: Path) -> None:
@@ -100,7 +101,7 @@ def _copy_payloads(db: sqlite3.Connection, source: Path, target: Path) -> None:
         shutil.copyfile(source / FOLDER_NAME / name, folder / name)
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
-    sync_folder(folder)
+    sync(folder)
 
 
 def _cut_anew(db: sqlite3.Connection, mini_batches: MiniBatches) -> None:

@@ -19,10 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Literal
 
 from cauce.errors import FencedError
 
 LOCK_NAME = "owner.lock"
+Locking = Literal["shared", "exclusive"]  # see locking.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +34,45 @@ class Owner:
     host: str
     pid: int
     epoch: int
+    locking: Locking = "shared"
 
     def to_json(self) -> str:
-        return json.dumps({"host": self.host, "pid": self.pid, "epoch": self.epoch})
+        return json.dumps({"host": self.host, "pid": self.pid, "epoch": self.epoch, "locking": self.locking})
 
     @staticmethod
     def from_json(text: str) -> "Owner | None":
         """None where the text is not whole: it is written in place, and a reader may come in between."""
         try:
             found = json.loads(text)
-            return Owner(host=str(found["host"]), pid=int(found["pid"]), epoch=int(found["epoch"]))
+            locking: Locking = "exclusive" if found.get("locking") == "exclusive" else "shared"
+            return Owner(host=str(found["host"]), pid=int(found["pid"]), epoch=int(found["epoch"]), locking=locking)
         except (ValueError, KeyError, TypeError):
             return None
 
 
-def this_process(*, epoch: int) -> Owner:
-    return Owner(host=socket.gethostname(), pid=os.getpid(), epoch=epoch)
+def this_process(*, epoch: int, locking: Locking = "shared") -> Owner:
+    return Owner(host=socket.gethostname(), pid=os.getpid(), epoch=epoch, locking=locking)
+
+
+def current_owner(run_dir: Path) -> Owner | None:
+    """Who owns a run, or owned it last, by its lock file; None where that is not written yet."""
+    mine = _held_here(run_dir / LOCK_NAME)
+    if mine is not None:
+        return mine.owner
+    try:
+        return Owner.from_json((run_dir / LOCK_NAME).read_text(errors="replace"))
+    except FileNotFoundError:
+        return None
+
+
+def refuse_older(run_dir: Path, *, epoch: int) -> None:
+    """For writes outside the journal by workers: FencedError where an owner newer than `epoch` has come."""
+    newer = current_owner(run_dir)
+    if newer is not None and newer.epoch > epoch:
+        raise FencedError(
+            f"{run_dir} was taken over by host {newer.host}, pid {newer.pid} (owner epoch {newer.epoch}, ours is "
+            f"{epoch}); this process must stop"
+        )
 
 
 class OwnerLock:
@@ -74,9 +99,9 @@ class OwnerLock:
         self._file.close()
 
 
-# A record lock does not keep out its own process, and closing any descriptor of the file would drop it; so
-# locks held here are looked up before the file is touched. Weak: a lock whose journal was thrown away goes
-# with it.
+# A record lock does not keep out its own process, and closing any descriptor of the file, even one that was opened to
+# read it, would drop it; so locks held here are looked up before the file is touched. Weak: a lock whose journal was
+# thrown away goes with it.
 _HELD: weakref.WeakValueDictionary[str, OwnerLock] = weakref.WeakValueDictionary()
 _HELD_LOCK = threading.Lock()
 
@@ -89,8 +114,7 @@ def acquire(run_dir: Path, *, takeover: bool) -> OwnerLock:
     """
     path = run_dir / LOCK_NAME
     with _HELD_LOCK:
-        mine = _HELD.get(_key(path))
-        if mine is not None and mine._pid == os.getpid() and not takeover:
+        if _held_here(path) is not None and not takeover:
             raise FencedError(
                 f"{run_dir} is already open in this process (host {socket.gethostname()}, "
                 f"pid {os.getpid()}); close the earlier Trainer or Journal first"
@@ -140,6 +164,11 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _held_here(path: Path) -> OwnerLock | None:
+    held = _HELD.get(_key(path))
+    return held if held is not None and held._pid == os.getpid() else None
 
 
 def _take(path: Path) -> OwnerLock:

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from cauce.durable import sync
 from cauce.errors import JournalError
+from cauce.faults import fault_point
 from cauce.types import Completion
 
 FOLDER_NAME = "payloads"
@@ -83,11 +85,13 @@ class PayloadWriter:
             self._roll_over()
         ref = PayloadRef(self._name, self._size)
         self._dirty = True
+        fault_point("payload_torn", last_act=lambda: os.write(self._descriptor, record[: len(record) // 2]))
         view = memoryview(record)
         while view:  # a write may be short, on a disk that fills up
             written = os.write(self._descriptor, view)
             self._size += written
             view = view[written:]
+        fault_point("payload_written")
         return ref
 
     def sync(self) -> None:
@@ -108,7 +112,8 @@ class PayloadWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._descriptor = os.open(self._folder / self._name, flags, 0o644)
         self._size = 0
-        sync_folder(self._folder)  # a file whose name is lost with the power holds nothing
+        fault_point("payload_file_made")
+        sync(self._folder)  # a file whose name is lost with the power holds nothing
 
 
 def read_prompt(folder: Path, ref: PayloadRef, *, task: int) -> np.ndarray:
@@ -154,14 +159,6 @@ def cut_tails(folder: Path, committed: Mapping[str, int]) -> dict[str, int]:
             os.truncate(path, end)
             cut[path.name] = size - end
     return cut
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _record(kind: int, task: int, index: int, num_tokens: int, body: bytes) -> bytes:

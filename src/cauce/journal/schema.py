@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from cauce.errors import JournalError
-from cauce.journal.owner import this_process
+from cauce.journal.locking import busy_timeout_s, held_error, is_busy
+from cauce.journal.owner import Locking, this_process
 
 FORMAT_VERSION = 1  # raise it with every change to the tables below or to the payload record
 DATABASE_NAME = "journal.db"
-BUSY_TIMEOUT_S = 10.0
 
 # Keys of `meta` that the journal itself keeps; callers add their own beside them.
 OWN_META_KEYS = ("format_version", "owner_epoch", "owner")
@@ -107,12 +107,15 @@ CREATE TABLE event (
 """
 
 
-def connect_writer(run_dir: Path) -> sqlite3.Connection:
+def connect_writer(run_dir: Path, *, locking: Locking = "shared") -> sqlite3.Connection:
     """A connection with the durability the protocol needs; transactions are begun and ended by hand."""
+    timeout = busy_timeout_s(run_dir)
     connection = sqlite3.connect(
-        run_dir / DATABASE_NAME, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        run_dir / DATABASE_NAME, timeout=timeout, isolation_level=None, check_same_thread=False
     )
     try:
+        if locking == "exclusive":  # before anything is read, so that no index in shared memory is made
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise JournalError(
@@ -123,6 +126,8 @@ def connect_writer(run_dir: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA foreign_keys = ON")
     except sqlite3.Error as error:
         connection.close()
+        if is_busy(error):
+            raise held_error(run_dir) from error
         raise JournalError(f"{run_dir / DATABASE_NAME} is not a journal, or is damaged: {error}") from error
     except BaseException:
         connection.close()
@@ -134,11 +139,14 @@ def connect_reader(run_dir: Path) -> sqlite3.Connection:
     """A connection that cannot write, also beside a live owner and in a folder that may not be written."""
     uri = (run_dir / DATABASE_NAME).absolute().as_uri()
     connection = sqlite3.connect(
-        f"{uri}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        f"{uri}?mode=ro", uri=True, timeout=busy_timeout_s(run_dir), isolation_level=None, check_same_thread=False
     )
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
+        if is_busy(error):
+            connection.close()
+            raise held_error(run_dir) from error
         # WAL needs its shared-memory file. In a read-only folder without one nobody can be writing either.
         connection.close()
         connection = sqlite3.connect(

@@ -12,24 +12,20 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, get_args
 
+from cauce.durable import make_folder, sync
 from cauce.errors import JournalError
+from cauce.faults import fault_point
 from cauce.journal import leases, plans, schema
 from cauce.journal.answers import check_complete, record_answer, record_outcome
 from cauce.journal.commits import Commits, timed
 from cauce.journal.encoding import metrics_to_json, row_to_json, to_json
-from cauce.journal.owner import OwnerLock, acquire, this_process
-from cauce.journal.payloads import (
-    FOLDER_NAME,
-    MAX_FILE_BYTES,
-    PayloadWriter,
-    cut_tails,
-    encode_prompt,
-    sync_folder,
-)
+from cauce.journal.locking import TAKEOVER_WAIT_S, LockingChoice, choose_locking, wait_for_exit
+from cauce.journal.owner import Locking, OwnerLock, acquire, this_process
+from cauce.journal.payloads import FOLDER_NAME, MAX_FILE_BYTES, PayloadWriter, cut_tails, encode_prompt
 from cauce.journal.queries import JournalReader
 from cauce.types import Completion, DropReason, Outcome, Plan, Task, TaskState
 
@@ -49,13 +45,14 @@ class Journal(JournalReader):
         connection: sqlite3.Connection,
         *,
         lock: OwnerLock,
+        locking: Locking,
         clock: Callable[[], float],
         max_file_bytes: int,
     ) -> None:
         super().__init__(run_dir, connection)
         self._lock = lock
         self._clock = clock
-        owner = this_process(epoch=schema.raise_epoch(connection))
+        owner = this_process(epoch=schema.raise_epoch(connection), locking=locking)
         lock.describe(owner)
         self.owner = owner
         self._payloads = PayloadWriter(self._payload_folder, epoch=owner.epoch, max_file_bytes=max_file_bytes)
@@ -67,22 +64,25 @@ class Journal(JournalReader):
         run_dir: Path | str,
         *,
         meta: Mapping[str, str],
+        locking: LockingChoice = "auto",
         clock: Callable[[], float] = time.time,
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> Self:
         """A new journal in a run folder that has none; the folder is made."""
         run_dir = Path(run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(run_dir)
         lock = acquire(run_dir, takeover=False)
+        mode = choose_locking(locking, run_dir)
         connection = None
         try:
-            connection = schema.connect_writer(run_dir)
+            connection = schema.connect_writer(run_dir, locking=mode)
             if connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
                 raise JournalError(f"{run_dir} holds a run already; `cauce resume` it, or name another folder")
             (run_dir / FOLDER_NAME).mkdir(exist_ok=True)
-            sync_folder(run_dir)
+            sync(run_dir)
+            fault_point("journal_made")
             schema.create_tables(connection, meta)
-            return cls(run_dir, connection, lock=lock, clock=clock, max_file_bytes=max_file_bytes)
+            return cls(run_dir, connection, lock=lock, locking=mode, clock=clock, max_file_bytes=max_file_bytes)
         except BaseException:
             _give_up(connection, lock)
             raise
@@ -93,24 +93,36 @@ class Journal(JournalReader):
         run_dir: Path | str,
         *,
         takeover: bool = False,
+        locking: LockingChoice = "auto",
         clock: Callable[[], float] = time.time,
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> Self:
         """Own an existing journal; refused beside a live owner, unless `takeover` fences that one off."""
         run_dir = Path(run_dir)
         schema.require_database(run_dir)
-        connection = schema.connect_writer(run_dir)
-        lock = None
+        mode = choose_locking(locking, run_dir)
+        lock = None if takeover else acquire(run_dir, takeover=False)
+        connection = None
         try:
+            connection = schema.connect_writer(run_dir, locking=mode)
             schema.check_format(connection, run_dir)  # a refused takeover must leave the owner's lock alone
-            lock = acquire(run_dir, takeover=takeover)
-            journal = cls(run_dir, connection, lock=lock, clock=clock, max_file_bytes=max_file_bytes)
+            lock = lock or acquire(run_dir, takeover=True)
+            journal = cls(run_dir, connection, lock=lock, locking=mode, clock=clock, max_file_bytes=max_file_bytes)
             # Only now: the raised epoch keeps an older owner from committing more behind the cut.
             journal._repair_payloads()
             return journal
         except BaseException:
             _give_up(connection, lock)
             raise
+
+    @staticmethod
+    def is_begun(run_dir: Path | str) -> bool:
+        """Whether there is a journal with anything in it; a kill during `create` leaves one without."""
+        run_dir = Path(run_dir)
+        if not (run_dir / schema.DATABASE_NAME).is_file():
+            return False
+        with closing(schema.connect_reader(run_dir)) as connection:
+            return bool(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
 
     @staticmethod
     def read_only(run_dir: Path | str) -> JournalReader:
@@ -124,6 +136,13 @@ class Journal(JournalReader):
             connection.close()
             raise
         return JournalReader(run_dir, connection)
+
+    @staticmethod
+    def wait_for_exclusive_owner(
+        run_dir: Path | str, *, say: Callable[[str], None], limit_s: float = TAKEOVER_WAIT_S
+    ) -> None:
+        """Before a takeover: an owner that keeps the journal locked cannot be fenced, so its exit is awaited."""
+        wait_for_exit(lambda: Journal.read_only(run_dir).close(), say=say, limit_s=limit_s)
 
     def close(self) -> None:
         """Give the run up; a transaction that is open is lost, as in a crash."""
@@ -157,6 +176,12 @@ class Journal(JournalReader):
         if self._commits.is_open:
             self._commits.commit()
             self._commits.begin()
+
+    @timed
+    def check_owner(self) -> None:
+        """Raises FencedError where the run was taken over; before a write into the run folder beside the journal."""
+        with self._commits.write():
+            pass
 
     @property
     def num_commits(self) -> int:

@@ -21,6 +21,7 @@ from cauce.algorithms.losses import policy_terms
 from cauce.algorithms.reducers import aggregate
 from cauce.algorithms.table import Algorithm
 from cauce.errors import DataError
+from cauce.faults import fault_point
 from cauce.learner import training_state
 from cauce.learner.master_weights import MasterWeights
 from cauce.learner.optimizer import Optimizer
@@ -110,6 +111,7 @@ class Learner:
                 self._is_loss_finite = False  # the whole step is lost; optim_step drops the gradients
                 break
             loss.backward()
+            fault_point("between_micro_batches")
         groups = {s.group for s in trained}
         metrics = {
             "loss/total": sums.loss,

@@ -28,7 +28,7 @@ def print_ending(console: Console, info: RunInfo, summary: Mapping[str, Any]) ->
         console.print(comparison_table(*stats))
     for pair in pick_transcripts(before, after, limit=NUM_TRANSCRIPTS):
         console.print(_transcript(*pair))
-    console.print(_where_to_go(info, is_finished=summary.get("status") == "finished"))
+    console.print(_where_to_go(info, is_finished=summary.get("status") in ("finished", "fenced")))
 
 
 def comparison_table(before: EvalStats | None, after: EvalStats | None) -> Table:

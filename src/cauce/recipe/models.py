@@ -186,6 +186,10 @@ class JournalSettings(Section):
     """What the journal keeps."""
 
     keep: str = semantic("all", "Which samples stay on disk", min_length=1)
+    locking: Literal["auto", "shared", "exclusive"] = runtime(
+        "auto",
+        "exclusive: for a run folder on a network filesystem, nobody else reads it meanwhile; auto: by its mount",
+    )
 
 
 class ClusterSettings(Section):

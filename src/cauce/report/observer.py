@@ -21,7 +21,7 @@ class ReportObserver(NullObserver):
         self._run_dir = info.run_dir
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        if self._run_dir is None:
+        if self._run_dir is None or summary.get("status") == "fenced":  # the page is the new owner's
             return
         try:
             write_report(self._run_dir)

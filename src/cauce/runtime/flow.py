@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from cauce.algorithms.advantages import has_reward_spread
 from cauce.algorithms.table import Algorithm
 from cauce.errors import DataError, RewardError
+from cauce.faults import fault_point
 from cauce.journal import Journal
 from cauce.runtime.pool import Lost, RolloutPool
 from cauce.runtime.reward_pool import RewardPool, ScoredJob, ScoreJob
@@ -110,6 +111,7 @@ class RolloutFlow:
                 self._open.add(task.id)
                 self._dispatch(task.id, tuple(range(self._settings.group_size)))
                 admitted, too_long_in_a_row = admitted + 1, 0
+        fault_point("after_lease")
 
     def restore(self) -> None:
         """Takes up what the record holds unfinished: missing answers first, then missing outcomes; suspects alone."""
@@ -133,7 +135,9 @@ class RolloutFlow:
             self._drop(task, "too_long", "the prompt leaves no room in the model's context")
             self.tally.aborted += 1
         completions = [completion for completion in completions if completion.task not in aborted]
+        fault_point("answers_arrived")
         self.num_answers += sum(self._journal.record_answers(completions))
+        fault_point("answers_recorded")
         for task in dict.fromkeys(completion.task for completion in completions):
             if task in self._open and not self._journal.missing(task, self._settings.group_size):
                 self._settle(task)
@@ -158,6 +162,7 @@ class RolloutFlow:
 
     def on_scored(self, scored: Sequence[ScoredJob]) -> None:
         """Records outcomes and decides each group: accepted, or dropped with a reason."""
+        fault_point("outcomes_arrived")
         with self._journal.transaction():
             for item in scored:
                 task = item.job.key
@@ -167,6 +172,7 @@ class RolloutFlow:
                 outcomes = enumerate(item.outcomes)
                 self._journal.record_outcomes([(task, index, outcome) for index, outcome in outcomes])
                 self._decide(task)
+        fault_point("outcomes_recorded")
         self._check_failures()
 
     def on_progress(self, tasks: set[int]) -> None:
@@ -184,6 +190,7 @@ class RolloutFlow:
         alone = task == self._suspect
         worker = self._pool.next_worker(alone=alone)
         attempt = self._journal.lease(task, indices=indices, worker=worker, version=self.version, until=until)
+        fault_point("lease_open")
         self._pool.submit(
             GenerationRequest(
                 task=task,

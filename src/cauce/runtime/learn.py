@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cauce.algorithms.advantages import carries_signal, make_batch, train_sequences
 from cauce.algorithms.table import Algorithm
+from cauce.faults import fault_point
 from cauce.types import Batch, Group, Plan, ScoredBatch
 
 
@@ -51,6 +52,7 @@ def learn(learner: LearnerVerbs, *, algorithm: Algorithm, plan: Plan, groups: Se
             continue
         metrics = learner.forward_backward(batch)
         steps.append({**metrics, **learner.optim_step()})
+        fault_point("between_optim_steps")
     skipped = sum(int(step["optim/skipped"]) for step in steps)
     return Learned(
         num_steps=len(steps) - skipped,

@@ -145,7 +145,7 @@ def load_newest(
 
 
 def prune_checkpoints(run_dir: Path, journal: Journal, *, keep: int) -> None:
-    """Leaves the newest `keep` checkpoints that are recorded and complete; to be called after one was recorded.
+    """Leaves the newest `keep` checkpoints that are recorded and complete; all of them, where none is.
 
     The one that a fork began with stays too: it is what its replay starts from.
     """
@@ -153,6 +153,8 @@ def prune_checkpoints(run_dir: Path, journal: Journal, *, keep: int) -> None:
     recorded = [record.plan for record in journal.checkpoints()]
     whole = [plan for plan in recorded if plan in complete]
     kept = [plan for plan in whole if plan in whole[-keep:] or plan == journal.forked_at]
+    if not kept:
+        return
     with journal.transaction():
         for plan in recorded:
             if plan not in kept:

@@ -18,11 +18,12 @@ HANG_S = 3600.0
 class RemoteLearner:
     """Blocks the driver's caller, never the rollouts."""
 
-    def __init__(self, workers: Workers, worker: Worker, exchange: Exchange, clock: Clock) -> None:
+    def __init__(self, workers: Workers, worker: Worker, exchange: Exchange, clock: Clock, *, epoch: int) -> None:
         self._workers = workers
         self.worker = worker
         self._exchange = exchange
         self._clock = clock
+        self._epoch = epoch
 
     def score(self, groups: Sequence[Group], *, proximal: bool) -> ScoredBatch:
         result: ScoredBatch = self._wait(LearnerWorker.score, groups=tuple(groups), proximal=proximal)
@@ -38,10 +39,10 @@ class RemoteLearner:
         return str(self._wait(LearnerWorker.checksum))
 
     def publish(self, *, version: int, lineage: str) -> str:
-        return str(self._wait(LearnerWorker.publish, version=version, lineage=lineage))
+        return str(self._wait(LearnerWorker.publish, epoch=self._epoch, version=version, lineage=lineage))
 
     def save_checkpoint(self, *, run_dir: str, plan: int) -> str:
-        return str(self._wait(LearnerWorker.save_checkpoint, run_dir=run_dir, plan=plan))
+        return str(self._wait(LearnerWorker.save_checkpoint, epoch=self._epoch, run_dir=run_dir, plan=plan))
 
     def load_checkpoint(self, *, path: str) -> None:
         self._wait(LearnerWorker.load_checkpoint, path=path)

@@ -4,17 +4,21 @@
     LearnerWorker  learner and the publishing side of the weight store
     RewardWorker   the user's reward, in a process of its own: never in the engine's, never in the driver's
 
-Each refuses an owner epoch older than the newest one it has seen, so that a driver that was cut off and replaced
-cannot go on commanding workers.
+A call whose effect others see - answers, published weights, a checkpoint - carries the owner epoch, and is refused if
+that is older than the newest one the worker has seen: a driver that was cut off and replaced cannot go on commanding
+workers. A learner also looks who owns the run folder before it puts a checkpoint there.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cauce.errors import FencedError
+from cauce.faults import fault_point
+from cauce.journal.owner import refuse_older
 from cauce.runtime.process import give_back_memory
 from cauce.types import Batch, Completion, GenerationRequest, Group, Row, ScoredBatch
 
@@ -86,6 +90,7 @@ class RolloutWorker:
         done: list[Completion] = []
         while not self._engine.is_idle and time.perf_counter() - started < seconds:
             done += self._engine.step()
+            fault_point("mid_decode")
         busy_s = time.perf_counter() - started
         if self._engine.is_idle:
             give_back_memory()  # what prefill and decode have let go of; the learner is next
@@ -143,6 +148,7 @@ class LearnerWorker:
         )
         self._store = WeightStore(Path(weights_folder), keep=weights_keep)
         self._publish_dtype = resolve_dtype(publish_dtype)
+        self._epoch = Epoch()
 
     def score(self, *, groups: Sequence[Group], proximal: bool) -> ScoredBatch:
         return self._learner.score(groups, proximal=proximal)
@@ -158,16 +164,20 @@ class LearnerWorker:
     def checksum(self) -> str:
         return self._learner.checksum()
 
-    def publish(self, *, version: int, lineage: str) -> str:
+    def publish(self, *, epoch: int, version: int, lineage: str) -> str:
+        self._epoch.check(epoch)
         digest = self._store.publish(self._learner.weights(self._publish_dtype), version=version, lineage=lineage)
         give_back_memory()
         return digest
 
-    def save_checkpoint(self, *, run_dir: str, plan: int) -> str:
+    def save_checkpoint(self, *, epoch: int, run_dir: str, plan: int) -> str:
         """Older ones are left alone: they go when the driver has recorded this one."""
         from cauce import checkpoint
 
-        path = str(checkpoint.save(Path(run_dir), plan=plan, learner=self._learner))
+        self._epoch.check(epoch)
+        folder = Path(run_dir)
+        refuse = partial(refuse_older, folder, epoch=epoch)
+        path = str(checkpoint.save(folder, plan=plan, learner=self._learner, before_rename=refuse))
         give_back_memory()  # files are put together in memory before they are written
         return path
 

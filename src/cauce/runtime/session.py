@@ -191,7 +191,9 @@ class Session:
             self._start_learner()
         self._handed_out = True
         assert self._learner_worker is not None
-        return RemoteLearner(self.workers, self._learner_worker, self.exchange, self.clock)
+        return RemoteLearner(
+            self.workers, self._learner_worker, self.exchange, self.clock, epoch=self._plan.owner_epoch
+        )
 
     def sample_memory(self, *, every_s: float = 3.0) -> float:
         """Memory of all processes of this run in MB, looked at now and then; remembers the peak."""

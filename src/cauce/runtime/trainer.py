@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from cauce.algorithms.table import Algorithm
 from cauce.errors import TrainingStopped, WeightsError
+from cauce.faults import fault_point
 from cauce.journal import Buffer, Journal, capacity
 from cauce.recipe.models import Recipe
 from cauce.runtime.exchange import Exchange
@@ -112,6 +113,7 @@ class Trainer:
 
     def train(self) -> None:
         """The run, plan by plan. The first learner is made like one in place of another: from the record."""
+        self.prune_checkpoints()  # a kill may have come between a record and its pruning
         self.publish()
         if self.version == 0 and self.recipe.eval.at_start:
             self.evaluate()
@@ -127,6 +129,7 @@ class Trainer:
                 num_mini_batches=self.recipe.learner.mini_batches,
             )
             self.journal.write_plan(plan)
+            fault_point("after_planned")
             self.step(plan, groups)
         self.checkpoint_if_due()  # a stop that was asked for while the last plan was evaluated
         if self.version >= self.recipe.run.plans and self._evaluated != self.version:
@@ -135,7 +138,9 @@ class Trainer:
     def step(self, plan: Plan, groups: list[Group]) -> None:
         """From a recorded plan to published weights. Saved before they are evaluated: an evaluation may fail."""
         learned, checksum = self.train_on(plan, groups)
+        fault_point("before_applied")
         self.apply(plan, groups, learned, checksum)
+        fault_point("after_applied")
         if plan.number % self.recipe.weights.every == 0:
             self.publish()
         self.check(plan, learned)
@@ -212,6 +217,7 @@ class Trainer:
             lambda: self.learner.publish(version=self.version, lineage=self.lineage)
         )
         self.exchange.pool.serve(self.version, lineage=self.lineage)
+        fault_point("after_publish")
         self.timer.carry("sync", time.perf_counter() - started)
 
     def check(self, plan: Plan, learned: Learned) -> None:
@@ -263,14 +269,21 @@ class Trainer:
         due = self.version % settings.every == 0 if settings.every else self._redo_s >= settings.max_redo_s
         due = due or self.version >= self.recipe.run.plans or self.hooks.should_stop()
         if due and self._saved != self.version:
+            self.journal.check_owner()
             started = time.perf_counter()
             self.hooks.on_phase("checkpoint", 0, 1)
             run_dir = self.journal.run_dir.absolute()  # workers may live in another folder than the driver
             path = self._survive(lambda: self.learner.save_checkpoint(run_dir=str(run_dir), plan=self.version))
+            fault_point("checkpoint_saved")
             self.journal.record_checkpoint(self.version, path)
+            fault_point("checkpoint_recorded")
             self._saved, self._redo_s = self.version, 0.0
-            prune_checkpoints(run_dir, self.journal, keep=settings.keep)
+            self.prune_checkpoints()
             self.timer.carry("checkpoint", time.perf_counter() - started)
+
+    def prune_checkpoints(self) -> None:
+        """Leaves the newest that are to be kept."""
+        prune_checkpoints(self.journal.run_dir.absolute(), self.journal, keep=self.recipe.checkpoint.keep)
 
     def save_model(self, folder: str) -> None:
         """The weights alone, for whoever goes on with them."""

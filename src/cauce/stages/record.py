@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cauce.algorithms.table import Algorithm
+from cauce.durable import make_folder
 from cauce.errors import RecipeError
-from cauce.journal import JournalReader
+from cauce.journal import Journal, JournalReader
 from cauce.models.load import DTYPES, resolve_dtype
 from cauce.recipe.dump import dump_toml
 from cauce.recipe.load import recipe_from_text
@@ -75,7 +76,7 @@ def write_recipe(run_dir: Path, recipe: Recipe) -> None:
 def new_run_folder(recipe: Recipe, name: str) -> Path:
     """The folder of a run that begins: run.dir/run.name or, without a name, `name` and the time."""
     folder = Path(recipe.run.dir) / (recipe.run.name or f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()) and not _was_never_begun(folder):
         if recipe.run.name:
             raise RecipeError(
                 f"run.name={recipe.run.name!r}: {folder} exists already. Go on with it by `cauce resume {folder}`, "
@@ -83,12 +84,18 @@ def new_run_folder(recipe: Recipe, name: str) -> Path:
             )
         folder = folder.with_name(f"{folder.name}-{uuid.uuid4().hex[:4]}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise RecipeError(
             f"run.dir={recipe.run.dir!r}: cannot make {folder} ({error.strerror}); set another"
         ) from error
     return folder
+
+
+def _was_never_begun(folder: Path) -> bool:
+    """Whether it holds no more than what a kill before the first record leaves."""
+    left = {"recipe.toml", "recipe.json", "owner.lock", "payloads", "journal.db", "journal.db-wal", "journal.db-shm"}
+    return {f.name for f in folder.iterdir()} <= left and not Journal.is_begun(folder)
 
 
 def same_as_recorded(journal: JournalReader, digests: Mapping[str, str], *keys: str) -> None:

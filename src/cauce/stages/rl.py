@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cauce.errors import RecipeError
+from cauce.faults import fault_point
 from cauce.journal import Journal, JournalReader
 from cauce.metrics.observer import NullObserver, Observer
 from cauce.recipe.dump import dump_toml
@@ -68,6 +69,7 @@ def train(
     write_recipe(run_dir, recipe)
     keep_rows(run_dir, "train", rows)
     keep_rows(run_dir, "test", test_rows)
+    fault_point("run_folder_made")
     meta = {
         "run_id": uuid.uuid4().hex[:8],
         "lineage": "0",
@@ -77,7 +79,7 @@ def train(
         **recipe_meta(recipe, resolved=prepared.recipe, algorithm=prepared.algorithm),
         **prepared.digests,
     }
-    with Journal.create(run_dir, meta=meta) as journal:
+    with Journal.create(run_dir, meta=meta, locking=recipe.journal.locking) as journal:
         return run(prepared, journal, run_dir, observer or NullObserver())
 
 
@@ -98,8 +100,11 @@ def resume(
         FencedError: when another process owns the run.
     """
     run_dir = Path(run_dir)
+    watcher = observer or NullObserver()
+    if takeover:
+        Journal.wait_for_exclusive_owner(run_dir, say=watcher.on_note)
     recipe = changed_recipe(run_dir, overrides)
-    with Journal.open(run_dir, takeover=takeover) as journal:
+    with Journal.open(run_dir, takeover=takeover, locking=recipe.journal.locking) as journal:
         rows, test_rows = kept_rows(run_dir, "train", rows), kept_rows(run_dir, "test", test_rows)
         if not journal.is_fork:
             _need_what_python_gave(journal, recipe, rows=rows, test_rows=test_rows, reward=reward)
@@ -117,7 +122,7 @@ def resume(
             journal.set_meta("recipe", dump_toml(recipe))
             if changes:
                 journal.event("settings", {"changed": "; ".join(changes)})
-        return run(prepared, journal, run_dir, observer or NullObserver())
+        return run(prepared, journal, run_dir, watcher)
 
 
 def replay(

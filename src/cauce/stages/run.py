@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cauce.errors import CauceError, TrainingStopped, WorkerError
+from cauce.errors import CauceError, FencedError, TrainingStopped, WorkerError
+from cauce.faults import fault_point
 from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
@@ -70,13 +71,16 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
         # Before the switch is on, a SIGTERM comes as the SystemExit that Ray makes of it.
         details = {**details, "failure": f"{type(error).__name__}: {error}"}
         status = "failed" if isinstance(error, Exception) else "stopped"
+        status = "fenced" if isinstance(error, FencedError) else status
         raise
     finally:
-        if status:
+        if status and status != "fenced":
             _note_end(journal, status, str(details.get("failure", "")))
         summary = _summary(
             prepared, journal, run_dir, status=status or "failed", began=began, peak=peak, details=details
         )
+        if status != "fenced":  # the folder is its new owner's
+            (run_dir / "summary.json").write_text(json.dumps(summary, indent=1, default=str), encoding="utf-8")
         watcher.on_end(summary)
     return summary
 
@@ -166,9 +170,11 @@ class _Training:
                 f"the run ended after {len(own_plans)} plans, and none of them changed the weights: no group carried "
                 "signal. Look at the reward with `cauce check`, or make the tasks easier or harder"
             )
+        self.journal.check_owner()
         trainer.save_model(str(self.run_dir.absolute() / "model"))
         if trainer.version < self.last:
             return "stopped"
+        fault_point("before_finish")
         self.journal.finish()
         return "finished"
 
@@ -227,6 +233,7 @@ class _Training:
             max_steps=recipe.run.plans,
             on_phase=self._on_phase,
         ).run()
+        self.journal.check_owner()
         write_records(result, self.run_dir / "eval" / f"{name}.jsonl")
         self.journal.event("evaluated", {"plan": version, "set": "test", "accuracy": result.accuracy})
         self.watcher.on_eval(version, "test", result.accuracy)
@@ -312,7 +319,7 @@ def _summary(
         **environment(),
         **details,
     }
-    summary = build_summary(
+    return build_summary(
         read_metrics(run_dir),
         run=str(run_dir),
         status=status,
@@ -323,5 +330,3 @@ def _summary(
         peak_memory_mb=peak,
         details=facts,
     )
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1, default=str), encoding="utf-8")
-    return summary
