@@ -1,7 +1,7 @@
 """The native engine: continuous batching over a slot cache, on transformers' own decoder models.
 
-A request's prompt is prefilled once; its keys and values are copied to the slots of its samples, which then
-decode one token per step together with whatever else is live. Samples join and leave between steps. A
+A request's prompt is prefilled once; its samples share its keys and values, and decode one token per step
+together with whatever else is live. Llama-like models run in the lean forward of lean.py, others in their own. Samples join and leave between steps. A
 sample's random numbers belong to (run seed, task, index), every token carries the version of the weights that
 drew it, and no prompt is used under other weights than it was prefilled with. With `deterministic` every
 shape that a sample's arithmetic sees depends on that sample alone, so that it comes out bitwise the same
