@@ -135,7 +135,7 @@ def test_every_error_has_a_code() -> None:
         "CheckpointError": 1,
         "WeightsError": 1,
         "JournalError": 1,
-        "FencedError": 1,
+        "FencedError": 3,
         "WorkerError": 1,
         "TrainingStopped": 1,
     }

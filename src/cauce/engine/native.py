@@ -1,11 +1,11 @@
 """The native engine: continuous batching over a slot cache, on transformers' own decoder models.
 
 A request's prompt is prefilled once; its samples share its keys and values, and decode one token per step
-together with whatever else is live. Llama-like models run in the lean forward of lean.py, others in their own. Samples join and leave between steps. A
-sample's random numbers belong to (run seed, task, index), every token carries the version of the weights that
-drew it, and no prompt is used under other weights than it was prefilled with. With `deterministic` every
-shape that a sample's arithmetic sees depends on that sample alone, so that it comes out bitwise the same
-whatever shares its batch.
+together with whatever else is live. Llama-like models run in the lean forward of lean.py, others in their own.
+Samples join and leave between steps. A sample's random numbers belong to (run seed, task, index), every token
+carries the version of the weights that drew it, and no prompt is used under other weights than it was prefilled
+with. With `deterministic` every shape that a sample's arithmetic sees depends on that sample alone, so that it
+comes out bitwise the same whatever shares its batch.
 
 Left out on purpose: top-p and top-k (their log-probs are not the policy's), beams, and prompts shared between
 requests.

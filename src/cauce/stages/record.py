@@ -94,7 +94,16 @@ def new_run_folder(recipe: Recipe, name: str) -> Path:
 
 def _was_never_begun(folder: Path) -> bool:
     """Whether it holds no more than what a kill before the first record leaves."""
-    left = {"recipe.toml", "recipe.json", "owner.lock", "payloads", "journal.db", "journal.db-wal", "journal.db-shm"}
+    left = {
+        "recipe.toml",
+        "recipe.json",
+        "data",
+        "owner.lock",
+        "payloads",
+        "journal.db",
+        "journal.db-wal",
+        "journal.db-shm",
+    }
     return {f.name for f in folder.iterdir()} <= left and not Journal.is_begun(folder)
 
 
