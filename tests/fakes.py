@@ -23,6 +23,9 @@ class FakeClock:
     def now(self) -> float:
         return self.time
 
+    def monotonic(self) -> float:
+        return self.time
+
     def sleep(self, seconds: float) -> None:
         self.time += seconds
 

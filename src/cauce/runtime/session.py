@@ -25,7 +25,7 @@ from cauce.runtime.ray_workers import RayWorkers
 from cauce.runtime.remote_learner import RemoteLearner
 from cauce.runtime.reward_pool import RewardPool
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
-from cauce.runtime.world import SystemClock, Worker
+from cauce.runtime.world import Clock, SystemClock, Worker
 from cauce.weights.store import choose_folder, sweep_orphans
 
 HANG_S = 120.0  # a slice of work lasts half a second; a worker silent for this long is stuck
@@ -72,7 +72,7 @@ class Session:
         self._reward = reward
         self._on_event = on_event
         self._on_note = on_note
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.peak_memory_mb = 0.0
         self._learner_worker: Worker | None = None
         self._num_learners = 0

@@ -9,7 +9,6 @@ goes on while the learner works (`RemoteLearner` waits by turning the exchange).
 them knows the trainer.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +93,7 @@ class Trainer:
         self._published: dict[int, str] = {}
         self._non_finite = self._no_signal = 0
         self._evaluated = -1
-        self.timer = PhaseTimer(exchange=exchange, journal=journal)
+        self.timer = PhaseTimer(exchange=exchange, journal=journal, clock=exchange.clock.monotonic)
 
     def train(self) -> None:
         """The run, plan by plan."""
@@ -191,12 +190,12 @@ class Trainer:
 
     def publish(self) -> None:
         """Makes the current weights what every engine serves from its next slice on."""
-        started = time.perf_counter()
+        started = self.exchange.clock.monotonic()
         self._published[self.version] = self._survive(
             lambda: self.learner.publish(version=self.version, lineage=self.lineage)
         )
         self.exchange.pool.serve(self.version, lineage=self.lineage)
-        self.timer.carry_sync(time.perf_counter() - started)
+        self.timer.carry_sync(self.exchange.clock.monotonic() - started)
 
     def check(self, plan: Plan, learned: Learned) -> None:
         """Stops a run that only looks as if it trained."""

@@ -39,9 +39,11 @@ class Call:
 
 
 class Clock(Protocol):
-    """Seconds since the epoch, and a pause."""
+    """Seconds since the epoch, seconds that never go back, and a pause."""
 
     def now(self) -> float: ...
+
+    def monotonic(self) -> float: ...
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -83,6 +85,9 @@ class SystemClock:
 
     def now(self) -> float:
         return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

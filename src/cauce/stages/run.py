@@ -7,6 +7,7 @@ it leaves in the run folder.
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
 from cauce.runtime.trainer import Hooks, Rebuilt, Trainer, oldest_version
-from cauce.runtime.world import SystemClock
 from cauce.stages.prepare import Prepared
 from cauce.stages.stopping import StopSwitch
 from cauce.types import Group, Plan
 
 
-def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer) -> dict[str, Any]:
+def run(
+    prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer, parts: "Parts | None" = None
+) -> dict[str, Any]:
     """A run from wherever its record stands to its end."""
+    parts = parts or Parts(session=Session)
     began = time.time()
     writer = MetricsWriter(run_dir)
     writer.restore({r.plan.number: r.metrics for r in journal.plans() if r.state != "planned"})
@@ -38,7 +41,7 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
     try:
         plan = session_plan(prepared, journal, run_dir, epoch=journal.owner.epoch)
         with (
-            Session(
+            parts.session(
                 plan,
                 reward=prepared.reward,
                 on_event=lambda kind, detail: _tell_event(journal, watcher, kind, detail),
@@ -48,7 +51,7 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
         ):
             watcher.on_start(_info(prepared, session, run_dir))
             watcher.on_note(session.cluster.describe())
-            training = _Training(prepared, journal, run_dir, watcher, session, switch)
+            training = parts.training(prepared, journal, run_dir, watcher, session, switch)
             try:
                 status = training.train()
                 details = training.details()
@@ -64,8 +67,10 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
     return summary
 
 
-class _Training:
+class Training:
     """The trainer with its hooks: evaluation, reporting, rebuilding a learner."""
+
+    buffer_class, flow_class, trainer_class = Buffer, RolloutFlow, Trainer
 
     def __init__(
         self,
@@ -80,7 +85,7 @@ class _Training:
         self.prepared, self.journal, self.run_dir = prepared, journal, run_dir
         self.watcher, self.session, self.switch = watcher, session, switch
         recipe = prepared.recipe
-        self.buffer = Buffer(
+        self.buffer = self.buffer_class(
             capacity=(recipe.buffer.max_staleness + 1) * recipe.learner.tasks_per_plan,
             max_reuse=recipe.buffer.max_reuse,
             sampling=recipe.buffer.sampling,
@@ -88,7 +93,7 @@ class _Training:
             num_draws=journal.last_plan,
         )
         self.buffer.restore(journal.accepted())
-        self.flow = RolloutFlow(
+        self.flow = self.flow_class(
             journal=journal,
             pool=session.pool,
             rewards=session.rewards,
@@ -101,7 +106,7 @@ class _Training:
                 max_failure_rate=recipe.reward.max_failure_rate,
                 max_steps=recipe.run.plans,
             ),
-            clock=SystemClock(),
+            clock=session.clock,
             on_ready=self._on_ready,
         )
         session.exchange.training = self.flow
@@ -110,7 +115,7 @@ class _Training:
         """Trains to the end or to a stop, and returns how it ended."""
         start = self._rebuild()
         self.flow.version = start.version
-        trainer = Trainer(
+        trainer = self.trainer_class(
             recipe=self.prepared.recipe,
             algorithm=self.prepared.algorithm,
             journal=self.journal,
@@ -197,6 +202,14 @@ class _Training:
     def _on_phase(self, name: str, done: int, total: int) -> None:
         self.session.sample_memory()
         self.watcher.on_phase(name, done, total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is put together from; a simulation puts its own in place of a part."""
+
+    session: type[Session]
+    training: type[Training] = Training
 
 
 def session_plan(prepared: Prepared, journal: JournalReader, run_dir: Path, *, epoch: int) -> SessionPlan:
