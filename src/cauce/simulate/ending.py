@@ -26,10 +26,12 @@ class Ended:
     plans: tuple[tuple[Any, ...], ...]  # number, state, checksum, tasks
     drops: frozenset[tuple[int, str]]
     is_as_scored: bool  # every outcome is the one that the reward gives without a fault
-    lineages: int
+    machines: int
 
 
-def check_ended(run_dir: Path, witness: Witness, settings: dict[str, Any], algorithm: Algorithm) -> Ended:
+def check_ended(
+    run_dir: Path, witness: Witness, settings: dict[str, Any], algorithm: Algorithm, *, machines: int
+) -> Ended:
     """Raises Violation for anything that may not be in the record of a finished run."""
     rows = witness.rows
     for what, query in (
@@ -45,8 +47,7 @@ def check_ended(run_dir: Path, witness: Witness, settings: dict[str, Any], algor
     with Journal.read_only(run_dir) as journal:
         is_as_scored = _check_samples(journal, witness)
         _check_drops(journal, witness, settings)
-        lineages = 1 + len(journal.events("lineage"))
-        _check_weights(run_dir, journal, algorithm, is_one_lineage=lineages == 1)
+        _check_weights(run_dir, journal, algorithm, is_one_lineage=machines == 1)
     uses = {number: [] for number, _, _ in plans}
     for number, task in rows("SELECT plan, task FROM plan_use ORDER BY plan, position"):
         uses[number].append(task)
@@ -54,13 +55,13 @@ def check_ended(run_dir: Path, witness: Witness, settings: dict[str, Any], algor
         plans=tuple((number, state, checksum, tuple(uses[number])) for number, state, checksum in plans),
         drops=frozenset(rows("SELECT id, reason FROM task WHERE state = 'dropped'")),
         is_as_scored=is_as_scored,
-        lineages=lineages,
+        machines=machines,
     )
 
 
 def check_equal(ended: Ended, undisturbed: Ended) -> bool:
     """Of a synchronous run: faults that took away no task and no outcome have changed nothing. False if they did."""
-    if not ended.is_as_scored or ended.drops != undisturbed.drops or ended.lineages > 1:
+    if not ended.is_as_scored or ended.drops != undisturbed.drops or ended.machines > 1:
         return False
     for ours, other in zip(ended.plans, undisturbed.plans, strict=True):
         if ours != other:

@@ -8,7 +8,7 @@ starts; what must hold at the end is in ending.py.
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class Witness:
                 if state != "dropped":
                     raise Violation(f"answer {key} was taken and is not on record; its task is {state}")
 
-    def sees_death(self, held: Sequence[int]) -> None:
+    def sees_death(self, held: Collection[int]) -> None:
         self.deaths.update(held)
 
     def _is_leased(self, request: GenerationRequest) -> None:

@@ -228,7 +228,7 @@ class _Life:
 
     def _check_end(self) -> Ended:
         check_record(self.witness, self.script.settings)
-        return check_ended(self.run_dir, self.witness, self.script.settings, self.prepared.algorithm)
+        return check_ended(self.run_dir, self.witness, self.script.settings, self.prepared.algorithm, machines=self._machine + 1)
 
 
 class _Trace(NullObserver):

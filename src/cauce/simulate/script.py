@@ -90,7 +90,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
         "learner.epochs": rng.choice([1, 1, 2]),
         "buffer.max_staleness": staleness,
         "buffer.max_reuse": rng.choice([1, 2]) if staleness else 1,
-        "buffer.sampling": rng.choice(["in_order", "in_order", "random"]),
+        "buffer.sampling": rng.choice(["in_order", "random"]) if staleness else "in_order",
         "weights.every": rng.randint(1, 2) if staleness else 1,
         "reward.workers": rng.randint(1, 3),
         "reward.timeout_s": rng.choice([5, 30]),

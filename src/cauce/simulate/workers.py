@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cauce.errors import WorkerError
+from cauce.runtime.roles import WorkResult
 from cauce.runtime.world import Call, Resources, Worker, WorkerDied
 from cauce.simulate.files import Disk
 from cauce.simulate.invariants import Witness
 from cauce.simulate.roles import ScriptedEngine, ScriptedLearner, ScriptedReward
 from cauce.simulate.script import Script
+from cauce.types import GenerationRequest
 
 ORPHANS_LIVE_S = 15.0
 START_S = {"rollout": (1.0, 30.0), "reward": (0.3, 5.0), "learner": (1.0, 30.0)}
@@ -29,10 +31,16 @@ PAUSE_S = (2.0, 115.0)
 class _Answer:
     """What a call came to, once it is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, kwargs: dict[str, Any]) -> None:
+        self._requests: Sequence[GenerationRequest] = kwargs.get("requests", ())
         self.is_done = False
         self.value: Any = None
         self.error: Exception | None = None
+
+    def tasks(self) -> set[int]:
+        """What it was asked for, and what it has to say, on its way."""
+        answered = self.value.completions if isinstance(self.value, WorkResult) else ()
+        return {request.task for request in self._requests} | {answer.task for answer in answered}
 
 
 class _Process:
@@ -71,7 +79,7 @@ class SimulatedWorkers:
         process: _Process = worker.handle
         self._witness.sees_call(method.__name__, kwargs)
         self._script.log(f"{process.name} <- {method.__name__}{_brief(kwargs)}")
-        answer = _Answer()
+        answer = _Answer(kwargs)
         process.calls.append(answer)
         if process.is_alive:
             start = max(self._network(), process.free_at - self.clock.time)
@@ -97,7 +105,7 @@ class SimulatedWorkers:
         process: _Process = worker.handle
         if process.is_alive:
             self._script.log(f"{process.name} is killed")
-            process.is_alive = False
+            self._bury(process)
 
     def describe_death(self, worker: Worker, cause: str) -> str:
         return f"{worker.role} {worker.name} died: {cause}"
@@ -169,11 +177,14 @@ class SimulatedWorkers:
     def _die(self, process: _Process, cause: str) -> None:
         self._script.log(f"{process.name} dies: {cause}")
         self._script.counts[f"{process.role}_deaths"] += 1
-        process.is_alive = False
-        if process.role == "rollout":
-            self._witness.sees_death(process.script.held())
+        self._bury(process)
         for answer in process.calls:
             self._fail(process, answer, cause)
+
+    def _bury(self, process: _Process) -> None:
+        process.is_alive = False
+        if process.role == "rollout":
+            self._witness.sees_death({*process.script.held()}.union(*(answer.tasks() for answer in process.calls)))
 
     def _fail(self, process: _Process, answer: _Answer, cause: str) -> None:
         answer.value = None

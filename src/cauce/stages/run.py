@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cauce.errors import TrainingStopped
+from cauce.errors import TrainingStopped, WorkerError
 from cauce.journal import Buffer, Journal, JournalReader
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
@@ -21,7 +21,7 @@ from cauce.runtime.evaluation import Evaluation, write_records
 from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
-from cauce.runtime.trainer import Hooks, Rebuilt, Trainer, oldest_version
+from cauce.runtime.trainer import MAX_LEARNER_DEATHS, Hooks, Rebuilt, Trainer, oldest_version
 from cauce.stages.prepare import Prepared
 from cauce.stages.stopping import StopSwitch
 from cauce.types import Group, Plan
@@ -157,6 +157,18 @@ class Training:
         self.buffer.put(group.task, version=oldest_version(group))
 
     def _rebuild(self) -> Rebuilt:
+        """A learner may die while it takes up the record, or not start in place of a dead one: then another does."""
+        for deaths in range(1, MAX_LEARNER_DEATHS + 1):
+            try:
+                return self._rebuild_once()
+            except WorkerError as error:
+                self.journal.event("learner_died", {"version": self.journal.last_decided, "cause": str(error)})
+                if deaths == MAX_LEARNER_DEATHS:
+                    raise
+                self.watcher.on_note(f"{error}\nAnother learner takes up the record.")
+        raise AssertionError("unreachable: the last death is raised")
+
+    def _rebuild_once(self) -> Rebuilt:
         learner = self.session.fresh_learner()
         fingerprint = learner.status()["fingerprint"]
         if "learner_threads" not in self.journal.meta:
