@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import logging
 import shutil
 import signal
 import tempfile
@@ -20,7 +19,8 @@ from cauce.data.source import load_rows
 from cauce.errors import CauceError, FencedError, JournalError, RewardError, TrainingStopped, WeightsError, WorkerError
 from cauce.journal import Journal
 from cauce.metrics.observer import NullObserver
-from cauce.recipe.load import load_recipe
+from cauce.recipe.checks import check_recipe
+from cauce.recipe.load import recipe_from_tables
 from cauce.recipe.models import Recipe
 from cauce.runtime.tasks import TaskSource
 from cauce.runtime.world import WorkerDied
@@ -132,7 +132,7 @@ class _Life:
             if status == "finished":
                 self.script.budget = 0  # the checks themselves are not to fail
                 return status, self._check_end()
-            if not self.script.counts and status not in ("stopped",):
+            if not self.script.counts and not self.disk.was_full and status != "stopped":
                 return status, None
             if self.starts > MAX_STARTS:
                 raise Violation(f"after {self.starts} starts the run has not ended; the last: {status}")
@@ -281,13 +281,13 @@ def _prepare(script: Script) -> Prepared:
 
 def _recipe(settings: dict[str, Any]) -> Recipe:
     fixed = {"model.path": "none", "logging.tensorboard": False, "engine.dtype": "fp32", "learner.dtype": "fp32"}
-    words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in (settings | fixed).items()]
-    level = logging.getLogger("cauce").level
-    logging.getLogger("cauce").setLevel(logging.ERROR)  # settings drawn by chance deserve some warnings
-    try:
-        return load_recipe("grpo", words, given=("data.train", "data.test", "reward.fn"))
-    finally:
-        logging.getLogger("cauce").setLevel(level)
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in (settings | fixed).items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    recipe = recipe_from_tables(tables)
+    check_recipe(recipe)
+    return recipe
 
 
 @contextmanager

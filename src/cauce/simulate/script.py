@@ -81,7 +81,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     mini_batches = rng.choice([1, 1, 2])
     return {
         "run.seed": rng.randrange(1000),
-        "run.plans": rng.randint(2, 6),
+        "run.plans": rng.choice([2, 3, 3, 4, 4, 5, 6, 10]),
         "rollout.actors": rng.randint(1, 4),
         "rollout.group_size": rng.randint(2, 4),
         "rollout.max_tokens": rng.randint(2, 8),
