@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cauce import __version__
-from cauce.cli import chat, check, doctor, inspect, model, train
+from cauce.cli import chat, check, doctor, inspect, model, simulate, train
 from cauce.errors import CauceError, DataError, RecipeError
 
 # `--section.key value` must reach the command as it was typed.
@@ -51,6 +51,7 @@ app.command(rich_help_panel="Before a run")(doctor.doctor)
 app.add_typer(model.app, name="model", rich_help_panel="Before a run")
 app.command(rich_help_panel="After a run")(inspect.report)
 app.command(rich_help_panel="After a run")(chat.chat)
+app.command(rich_help_panel="For developers")(simulate.simulate)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

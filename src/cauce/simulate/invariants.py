@@ -25,7 +25,7 @@ class Witness:
         self._connection: sqlite3.Connection | None = None
         self._handed: list[Completion] = []
         self.answers: dict[tuple[int, int], set[bytes]] = {}  # what engines have said of each
-        self.deaths: Counter[int] = Counter()  # of workers that were at a task
+        self.deaths: Counter[int] = Counter()  # of workers that were at this task alone
 
     def begin(self) -> None:
         """A driver has opened the record."""
@@ -70,7 +70,8 @@ class Witness:
                     raise Violation(f"answer {key} was taken and is not on record; its task is {state}")
 
     def sees_death(self, held: Collection[int]) -> None:
-        self.deaths.update(held)
+        if len(held) == 1:
+            self.deaths.update(held)
 
     def _is_leased(self, request: GenerationRequest) -> None:
         if request.task < 0:

@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import signal
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,9 @@ from cauce.metrics.observer import NullObserver
 from cauce.recipe.checks import check_recipe
 from cauce.recipe.load import recipe_from_tables
 from cauce.recipe.models import Recipe
+from cauce.runtime.pool import DEATHS_IN_A_ROW
 from cauce.runtime.tasks import TaskSource
+from cauce.runtime.trainer import MAX_LEARNER_DEATHS
 from cauce.runtime.world import WorkerDied
 from cauce.simulate.ending import Ended, check_ended, check_equal
 from cauce.simulate.files import Disk, SimulatedJournal, journal_on
@@ -64,11 +67,7 @@ class Report:
     starts: int
     faults: Counter[str] = field(default_factory=Counter)
     compared: bool = False  # with the run without faults, plan by plan
-
-    @property
-    def digest(self) -> str:
-        """Of the whole trace."""
-        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
+    digest: str = ""  # of the whole trace
 
 
 def simulate(seed: int, cast: Cast | None = None) -> Report:
@@ -97,6 +96,7 @@ def simulate(seed: int, cast: Cast | None = None) -> Report:
         starts=life.starts,
         faults=script.total,
         compared=compared,
+        digest=hashlib.sha256("\n".join(script.trace).encode()).hexdigest()[:16],
     )
 
 
@@ -122,16 +122,18 @@ class _Life:
         script.clock.on_wake = self._wake
 
     def live(self) -> tuple[str, Ended | None]:
-        """Until the run has finished, or ends by the same error again without any fault."""
+        """Until the run has finished, or ends twice in a row by the same error without any fault."""
+        status = ""
         while True:
             self.starts += 1
             self.script.counts.clear()
-            status = self._drive()
+            self.script.losses.clear()
+            before, status = status, self._drive()
             self.script.log(f"driver {self.starts}: {status}")
             if status == "finished":
                 self.script.budget = 0  # the checks themselves are not to fail
                 return status, self._check_end()
-            if not self.script.counts and not self.disk.was_full and status != "stopped":
+            if status == before and not self.script.counts and not self.disk.was_full:
                 return status, None
             if self.starts > MAX_STARTS:
                 raise Violation(f"after {self.starts} starts the run has not ended; the last: {status}")
@@ -159,6 +161,9 @@ class _Life:
             text = str(error).replace(str(self.run_dir), "RUN")
             self._require(f"{type(error).__name__}: {text}", self._is_allowed(error))
             return type(error).__name__
+        except Exception as error:
+            self.script.trace += traceback.format_exc().splitlines()
+            raise Violation(f"the run ended by {type(error).__name__}: {error}") from error
         finally:
             if journal is not None:
                 journal.close()
@@ -207,11 +212,10 @@ class _Life:
         if isinstance(error, FencedError):
             return counts["takeover"] > 0
         if isinstance(error, WorkerDied):
-            return counts["learner_deaths"] + counts["learner_hang"] + counts["learner_lost"] >= 3
+            return self.script.losses["learner"] >= MAX_LEARNER_DEATHS
         if isinstance(error, WorkerError):
             starts = sum(counts[f"{role}_start"] for role in ("rollout", "reward", "learner"))
-            silent = counts["rollout_hang"] + counts["rollout_lost"]
-            return starts > 0 or counts["rollout_deaths"] + silent >= 6
+            return starts > 0 or self.script.losses["rollout"] >= DEATHS_IN_A_ROW
         if isinstance(error, JournalError | OSError | WeightsError):
             return self.disk.was_full
         if isinstance(error, RewardError):
@@ -240,6 +244,7 @@ class _Trace(NullObserver):
         self._script.log(f"note: {text.splitlines()[0][:120]}")
 
     def on_plan(self, plan: int, metrics: Any) -> None:
+        self._script.losses["learner"] = 0
         self._script.log(f"plan {plan}, reward {metrics['reward/mean']:.3f}, staleness {metrics['staleness/max']:.0f}")
 
     def on_eval(self, plan: int, name: str, accuracy: float) -> None:

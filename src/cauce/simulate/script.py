@@ -54,6 +54,7 @@ class Script:
         self.budget = drawn.randint(3, 30)
         self.counts: Counter[str] = Counter()  # faults since the driver's last start
         self.total: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()  # per role: workers that the driver lost in a row without progress
         self.trace: list[str] = []
 
     def fires(self, kind: str) -> bool:

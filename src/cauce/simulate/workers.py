@@ -69,6 +69,7 @@ class SimulatedWorkers:
     def start(self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]) -> Worker:
         self.clock.sleep(self._script.delay(*START_S[role]))
         if self._script.fires(f"{role}_start"):
+            self._script.losses[role] += 1
             raise WorkerError(f"{role} {name} did not start within 300 s")
         process = _Process(name, role, self.roles[role](self._script, **kwargs, machine=self._machine))
         self._processes.append(process)
@@ -84,7 +85,8 @@ class SimulatedWorkers:
         if process.is_alive:
             start = max(self._network(), process.free_at - self.clock.time)
             self.clock.after(start, lambda: self._begin(process, method.__name__, kwargs, answer))
-        else:
+        else:  # a death that nobody saw counts for the task that is given to the dead, for want of a better knowledge
+            self._witness.sees_death(answer.tasks())
             self._fail(process, answer, "it had died before")
         return Call(worker=worker, ref=answer, started=self.clock.now())
 
@@ -97,14 +99,18 @@ class SimulatedWorkers:
     def result(self, call: Call) -> Any:
         answer: _Answer = call.ref
         if answer.error is not None:
+            self._script.losses[call.worker.role] += isinstance(answer.error, WorkerDied)
             raise answer.error
         self._witness.sees_result(answer.value)
+        if isinstance(answer.value, WorkResult) and answer.value.completions:
+            self._script.losses["rollout"] = 0
         return answer.value
 
     def kill(self, worker: Worker) -> None:
         process: _Process = worker.handle
         if process.is_alive:
             self._script.log(f"{process.name} is killed")
+            self._script.losses[process.role] += 1
             self._bury(process)
 
     def describe_death(self, worker: Worker, cause: str) -> str:
@@ -176,7 +182,6 @@ class SimulatedWorkers:
 
     def _die(self, process: _Process, cause: str) -> None:
         self._script.log(f"{process.name} dies: {cause}")
-        self._script.counts[f"{process.role}_deaths"] += 1
         self._bury(process)
         for answer in process.calls:
             self._fail(process, answer, cause)
