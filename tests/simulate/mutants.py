@@ -1,14 +1,19 @@
 """Parts of a run with one fault each, of the kind that a simulation is there to find."""
 
+import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from cauce.errors import JournalError, WeightsError
 from cauce.journal import Buffer
 from cauce.runtime.flow import RolloutFlow
-from cauce.runtime.trainer import Trainer
+from cauce.runtime.pool import News, RolloutPool
+from cauce.runtime.trainer import Rebuilt, Trainer
 from cauce.simulate.files import SimulatedJournal
 from cauce.simulate.roles import ScriptedLearner
 from cauce.simulate.run import Cast
+from cauce.simulate.session import SimulatedSession
 from cauce.simulate.workers import SimulatedWorkers
 from cauce.stages.run import Training
 from cauce.types import Completion, Group, Plan
@@ -127,4 +132,44 @@ CASTS: dict[str, Cast] = {
     "plans stale groups": _with(buffer_class=NeverTooStale),
     "acknowledges before the commit": Cast(journal=AcknowledgesFirst),
     "resumes with part of the state": Cast(workers=WithThatLearner),
+}
+
+
+# Faults that Cauce had, put back
+
+
+class DiesWithItsLearner(Training):
+    """A learner that dies while it takes up the record ends the run."""
+
+    def _rebuild(self) -> Rebuilt:
+        return self._rebuild_once()
+
+
+class DiesOfALateActor(RolloutPool):
+    """An actor that comes to a call when its version is gone ends the run."""
+
+    def _collect(self, member: Any, news: News) -> None:
+        if isinstance(member.call.ref.error, WeightsError):
+            raise member.call.ref.error
+        super()._collect(member, news)
+
+
+class WithThatPool(SimulatedSession):
+    pool_class = DiesOfALateActor
+
+
+class OpensWithATraceback(SimulatedJournal):
+    """A disk that is full when the run is opened gives an error of SQLite's."""
+
+    def __init__(self, run_dir: Path, connection: sqlite3.Connection, **given: Any) -> None:
+        try:
+            super().__init__(run_dir, connection, **given)
+        except JournalError as error:
+            raise error.__cause__ or error from None
+
+
+MENDED: dict[str, Cast] = {
+    "a learner's death in a rebuild": Cast(training=DiesWithItsLearner),
+    "an actor late for its version": Cast(session=WithThatPool),
+    "a full disk at the start": Cast(journal=OpensWithATraceback),
 }

@@ -48,9 +48,7 @@ class PhaseTimer:
     is taken out of the phase it fell into.
     """
 
-    def __init__(
-        self, *, exchange: Exchange, journal: Journal, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, *, exchange: Exchange, journal: Journal, clock: Callable[[], float] = time.perf_counter) -> None:
         self._exchange = exchange
         self._journal = journal
         self._clock = clock

@@ -58,6 +58,8 @@ class SessionPlan:
 class Session:
     """Starts on entry, stops on exit."""
 
+    pool_class = RolloutPool
+
     def __init__(
         self,
         plan: SessionPlan,
@@ -159,7 +161,7 @@ class Session:
             each.result()
 
     def _build_pools(self, recipe: Recipe) -> None:
-        self.pool = RolloutPool(
+        self.pool = self.pool_class(
             self.workers,
             start=self._start_rollout,
             size=0 if self._only_learner else recipe.rollout.actors,

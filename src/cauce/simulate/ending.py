@@ -1,22 +1,20 @@
 """What must hold when a run has ended: read from its files, and compared with the same run without any fault."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cauce import checkpoint
 from cauce.algorithms.table import Algorithm
-from cauce.journal import Journal
+from cauce.journal import Journal, JournalReader
+from cauce.runtime.flow import MIN_SCORED, POISON_DEATHS
 from cauce.runtime.learn import LearnerVerbs
 from cauce.runtime.recovery import redo
 from cauce.simulate.invariants import Witness, content
 from cauce.simulate.roles import TRAITS, ScriptedLearner, expected_outcome
 from cauce.simulate.script import Script, Violation
 from cauce.types import Batch, ScoredBatch
-
-POISON_DEATHS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +23,7 @@ class Ended:
 
     plans: tuple[tuple[Any, ...], ...]  # number, state, checksum, tasks
     drops: frozenset[tuple[int, str]]
-    is_as_scored: bool  # every outcome is the one that the reward gives without a fault
-    machines: int
+    is_comparable: bool  # one machine, and every outcome is the one that the reward gives without a fault
 
 
 def check_ended(
@@ -48,20 +45,19 @@ def check_ended(
         is_as_scored = _check_samples(journal, witness)
         _check_drops(journal, witness, settings)
         _check_weights(run_dir, journal, algorithm, is_one_lineage=machines == 1)
-    uses = {number: [] for number, _, _ in plans}
+    uses: dict[int, list[int]] = {number: [] for number, _, _ in plans}
     for number, task in rows("SELECT plan, task FROM plan_use ORDER BY plan, position"):
         uses[number].append(task)
     return Ended(
         plans=tuple((number, state, checksum, tuple(uses[number])) for number, state, checksum in plans),
         drops=frozenset(rows("SELECT id, reason FROM task WHERE state = 'dropped'")),
-        is_as_scored=is_as_scored,
-        machines=machines,
+        is_comparable=is_as_scored and machines == 1,
     )
 
 
 def check_equal(ended: Ended, undisturbed: Ended) -> bool:
-    """Of a synchronous run: faults that took away no task and no outcome have changed nothing. False if they did."""
-    if not ended.is_as_scored or ended.drops != undisturbed.drops or ended.machines > 1:
+    """Of a synchronous run: faults that took away no task have changed nothing. False if they did take one."""
+    if ended.drops != undisturbed.drops:
         return False
     for ours, other in zip(ended.plans, undisturbed.plans, strict=True):
         if ours != other:
@@ -76,7 +72,7 @@ def _check_metrics(run_dir: Path, num_plans: int) -> None:
         raise Violation(f"metrics.jsonl has the plans {found}, and {num_plans} were made")
 
 
-def _check_samples(journal: Any, witness: Witness) -> bool:
+def _check_samples(journal: JournalReader, witness: Witness) -> bool:
     """Every recorded answer is one that an engine gave; says whether every outcome is the reward's own."""
     is_as_scored = True
     for task, row in witness.rows("SELECT id, source FROM task"):
@@ -92,24 +88,33 @@ def _check_samples(journal: Any, witness: Witness) -> bool:
     return is_as_scored
 
 
-def _check_drops(journal: Any, witness: Witness, settings: dict[str, Any]) -> None:
+def _check_drops(journal: JournalReader, witness: Witness, settings: dict[str, Any]) -> None:
     """No task is given up without the cause that is stated."""
     for task, reason in witness.rows("SELECT id, reason FROM task WHERE state = 'dropped'"):
-        trait = int(journal.task(task).prompt_ids[0])
-        query = "SELECT value, finish_reason FROM sample WHERE task = ? AND status = 'scored'"
-        scored = witness.rows(query, task)
-        counted = {value for value, end in scored if not (settings["algorithm.mask_truncated"] and end == "length")}
-        is_cause: dict[str, Callable[[], bool]] = {
-            "too_long": lambda trait=trait: trait in (TRAITS["long"], TRAITS["aborts"]),
-            "poison": lambda task=task: witness.deaths[task] >= POISON_DEATHS,
-            "unscorable": lambda scored=scored: len(scored) < 2,
-            "no_signal": lambda counted=counted: settings["algorithm.dynamic_sampling"] and len(counted) < 2,
-            "stale": lambda: settings["buffer.max_staleness"] > 0,
-            "non_finite": lambda task=task: bool(witness.rows("SELECT 1 FROM plan_use WHERE task = ?", task)),
-            "run_complete": lambda: True,
-        }
-        if reason not in is_cause or not is_cause[reason]():
+        if not _is_true(reason, task, journal, witness, settings):
             raise Violation(f"task {task} was dropped as {reason}, and that is not so")
+
+
+def _is_true(reason: str, task: int, journal: JournalReader, witness: Witness, settings: dict[str, Any]) -> bool:
+    query = "SELECT value, finish_reason FROM sample WHERE task = ? AND status = 'scored'"
+    scored = witness.rows(query, task)
+    match reason:
+        case "too_long":
+            return int(journal.task(task).prompt_ids[0]) in (TRAITS["long"], TRAITS["aborts"])
+        case "poison":
+            return witness.deaths[task] >= POISON_DEATHS
+        case "unscorable":
+            return len(scored) < MIN_SCORED
+        case "no_signal":
+            masked = settings["algorithm.mask_truncated"]
+            counted = {value for value, end in scored if not (masked and end == "length")}
+            return settings["algorithm.dynamic_sampling"] and len(counted) < 2
+        case "stale":
+            return settings["buffer.max_staleness"] > 0
+        case "non_finite":
+            return bool(witness.rows("SELECT 1 FROM plan_use WHERE task = ?", task))
+        case _:
+            return reason == "run_complete"
 
 
 class _InProcess(LearnerVerbs):
@@ -131,7 +136,7 @@ class _InProcess(LearnerVerbs):
         return self._learner.checksum()
 
 
-def _check_weights(run_dir: Path, journal: Any, algorithm: Algorithm, *, is_one_lineage: bool) -> None:
+def _check_weights(run_dir: Path, journal: JournalReader, algorithm: Algorithm, *, is_one_lineage: bool) -> None:
     """The last checkpoint has taken every step of every plan once, in order; so does a replay of the record."""
     learner = ScriptedLearner(Script(0))
     result = redo(_InProcess(learner), journal=journal, algorithm=algorithm, after=0)

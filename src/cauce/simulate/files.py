@@ -64,7 +64,9 @@ class Disk:
         size = path.stat().st_size
         left = self._script.rng.randint(min(keep, size), size)
         if left < size:
-            self._script.log(f"power: {path.name} loses {size - left} bytes" if path.suffix == ".bin" else "power: metrics")
+            self._script.log(
+                f"power: {path.name} loses {size - left} bytes" if path.suffix == ".bin" else "power: metrics"
+            )
             os.truncate(path, left)
 
 

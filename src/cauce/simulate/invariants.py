@@ -79,7 +79,9 @@ class Witness:
         query = "SELECT indices FROM lease WHERE task = ? AND attempt = ? AND end_reason IS NULL"
         found = self.rows(query, request.task, request.attempt)
         if not found or tuple(json.loads(found[0][0])) != request.indices:
-            raise Violation(f"task {request.task}{list(request.indices)} is sent out, and its lease on record is {found}")
+            raise Violation(
+                f"task {request.task}{list(request.indices)} is sent out, and its lease on record is {found}"
+            )
         recorded = {row[0] for row in self.rows("SELECT idx FROM sample WHERE task = ?", request.task)}
         if again := recorded & set(request.indices):
             raise Violation(f"answers {sorted(again)} of task {request.task} are on record and generated again")

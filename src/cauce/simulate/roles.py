@@ -199,7 +199,9 @@ class ScriptedReward:
 
     def score(self, *, rows: Sequence[Row], texts: Sequence[str], **_: Any) -> RewardResult:
         raises = self._script.fires("reward_raises")
-        outcomes = [_FAILED if raises else expected_outcome(row.id, text) for row, text in zip(rows, texts, strict=True)]
+        outcomes = [
+            _FAILED if raises else expected_outcome(row.id, text) for row, text in zip(rows, texts, strict=True)
+        ]
         return RewardResult(outcomes=outcomes, metrics={})
 
     def score_many(self, *, jobs: Sequence[dict[str, Any]]) -> list[RewardResult]:

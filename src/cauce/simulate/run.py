@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def simulate(seed: int, cast: Cast | None = None) -> Report:
         life = _Life(script, folder / "run", cast)
         try:
             status, ended = life.live()
-            if ended is not None and not script.settings["buffer.max_staleness"]:
+            if ended is not None and ended.is_comparable and not script.settings["buffer.max_staleness"]:
                 undisturbed = _undisturbed(seed, folder / "quiet", cast)
                 compared = undisturbed is not None and check_equal(ended, undisturbed)
         except Violation as found:
@@ -147,8 +147,7 @@ class _Life:
             journal = self._open()
             self.witness.begin()
             check_record(self.witness, self.script.settings)
-            if self.starts > 1 and self.script.fires("moved"):
-                self._machine += 1
+            self._change_what_a_resume_may()
             workers = self.cast.workers(self.script, self.witness, self.disk, machine=str(self._machine))
             parts = Parts(session=session_of(workers, self.disk, self.cast.session), training=self.cast.training)
             return str(run(self.prepared, journal, self.run_dir, _Trace(self.script), parts)["status"])
@@ -170,6 +169,17 @@ class _Life:
             if self.disk.is_dead and self.script.rng.random() < 0.3:
                 self.disk.lose_power(self.run_dir)
             self.disk.is_dead = False
+
+    def _change_what_a_resume_may(self) -> None:
+        """The number of workers, and the machine."""
+        rng = self.script.rng
+        if self.starts > 1 and rng.random() < 0.3:
+            rollout = self.prepared.recipe.rollout.model_copy(update={"actors": rng.randint(1, 4)})
+            reward = self.prepared.recipe.reward.model_copy(update={"workers": rng.randint(1, 3)})
+            recipe = self.prepared.recipe.model_copy(update={"rollout": rollout, "reward": reward})
+            self.prepared = replace(self.prepared, recipe=recipe)
+        if self.starts > 1 and self.script.fires("moved"):
+            self._machine += 1
 
     def _open(self) -> Journal:
         settings, journal_class = self.script.settings, journal_on(self.disk, self.script, self.cast.journal)
@@ -226,12 +236,20 @@ class _Life:
         """The data of a seed can be such that nothing is left to train on; a stall never is."""
         return any(
             words in text
-            for words in ("non-finite", "carried no signal", "groups were dropped", "could be scored", "changed the weights")
+            for words in (
+                "non-finite",
+                "carried no signal",
+                "groups were dropped",
+                "could be scored",
+                "changed the weights",
+            )
         )
 
     def _check_end(self) -> Ended:
         check_record(self.witness, self.script.settings)
-        return check_ended(self.run_dir, self.witness, self.script.settings, self.prepared.algorithm, machines=self._machine + 1)
+        return check_ended(
+            self.run_dir, self.witness, self.script.settings, self.prepared.algorithm, machines=self._machine + 1
+        )
 
 
 class _Trace(NullObserver):

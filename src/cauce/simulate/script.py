@@ -13,10 +13,10 @@ from cauce.simulate.clock import START, VirtualClock
 
 # Probability per occasion. A seed takes about half of the kinds, each at a tenth to three times its rate.
 RATES = {
-    "crash": 0.004,  # of the driver, at a write, a commit or a wake-up
-    "takeover": 0.001,  # by another driver, at a wake-up
-    "stop": 0.001,  # a signal, at a wake-up
-    "disk_full": 0.001,  # from a write on, for a while
+    "crash": 0.01,  # of the driver, at a write, a commit or a wake-up
+    "takeover": 0.003,  # by another driver, at a wake-up
+    "stop": 0.002,  # a signal, at a wake-up
+    "disk_full": 0.002,  # from a write on, for a while
     "moved": 0.3,  # a resume on a machine of another numeric fingerprint
     "reward_raises": 0.02,
     **{f"rollout_{kind}": rate for kind, rate in (("death", 0.03), ("late_death", 0.02), ("hang", 0.01))},
@@ -82,11 +82,11 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     mini_batches = rng.choice([1, 1, 2])
     return {
         "run.seed": rng.randrange(1000),
-        "run.plans": rng.choice([2, 3, 3, 4, 4, 5, 6, 10]),
+        "run.plans": rng.choice([1, 2, 2, 3, 3, 4, 6]),
         "rollout.actors": rng.randint(1, 4),
-        "rollout.group_size": rng.randint(2, 4),
+        "rollout.group_size": rng.choice([2, 2, 3, 4]),
         "rollout.max_tokens": rng.randint(2, 8),
-        "learner.tasks_per_plan": mini_batches * rng.randint(1, 4 // mini_batches),
+        "learner.tasks_per_plan": mini_batches * rng.randint(1, 3 // mini_batches),
         "learner.mini_batches": mini_batches,
         "learner.epochs": rng.choice([1, 1, 2]),
         "buffer.max_staleness": staleness,

@@ -1,4 +1,4 @@
-"""Worker processes in virtual time: each takes one call after the other, as an actor does, and any call may meet a fault.
+"""Worker processes in virtual time: each takes one call after the other, as an actor does, and any may meet a fault.
 
     death        the process ends before the work is done          hang    it never goes on
     late_death   ... after it, so that only the answer is lost     pause   it goes on after a while
