@@ -345,3 +345,31 @@ def test_a_learner_that_dies_is_rebuilt_and_goes_on(
     assert told(watcher, "learner learner-0 on here died: SIGKILL")
     with Journal.read_only(run) as journal:
         assert [event.detail["version"] for event in journal.events("learner_died")] == [version]
+
+
+def test_learners_that_die_while_they_take_up_the_record_are_replaced(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    """The one that trains dies, and so does its successor in the middle of the redo; the third goes on."""
+    run, watcher = tmp_path / "run", Watcher()
+    death = WorkerDied("learner learner-0 on here died: SIGKILL")
+    first = dying(local.learner, "checksum", call=3, error=death)
+    local.learner = dying(first, "load_checkpoint", call=1, error=death)
+    summary = train_locally(straight.parent / "model", run, run__plans=PLANS, observer=watcher, **SHAPE)
+    assert summary["status"] == "finished"
+    assert_equal_runs(run, straight)
+    assert local.started.count("learner") == 3
+    assert told(watcher, "Another learner takes up the record")
+
+
+def test_a_record_that_kills_every_learner_ends_the_run(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    class Dead(LearnerWorker):
+        def status(self) -> dict[str, Any]:
+            raise WorkerDied("learner learner-0 on here died: SIGKILL")
+
+    local.learner = Dead
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        train_locally(straight.parent / "model", tmp_path / "run", run__plans=PLANS, **SHAPE)
+    assert local.started.count("learner") == 3

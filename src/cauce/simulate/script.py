@@ -20,7 +20,7 @@ RATES = {
     "moved": 0.3,  # a resume on a machine of another numeric fingerprint
     "reward_raises": 0.02,
     **{f"rollout_{kind}": rate for kind, rate in (("death", 0.03), ("late_death", 0.02), ("hang", 0.01))},
-    **{f"rollout_{kind}": rate for kind, rate in (("pause", 0.02), ("lost", 0.01), ("start", 0.02), ("idle", 0.01))},
+    **{f"rollout_{kind}": rate for kind, rate in (("pause", 0.06), ("lost", 0.01), ("start", 0.02), ("idle", 0.01))},
     **{f"reward_{kind}": rate for kind, rate in (("death", 0.03), ("late_death", 0.02), ("hang", 0.02))},
     **{f"reward_{kind}": rate for kind, rate in (("pause", 0.02), ("lost", 0.01), ("start", 0.02), ("idle", 0.01))},
     **{f"learner_{kind}": rate for kind, rate in (("death", 0.02), ("late_death", 0.02), ("hang", 0.002))},
@@ -82,7 +82,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     mini_batches = rng.choice([1, 1, 2])
     return {
         "run.seed": rng.randrange(1000),
-        "run.plans": rng.choice([1, 2, 2, 3, 3, 4, 6]),
+        "run.plans": rng.choice([1, 2, 2, 3, 3, 4, 6, 8]),
         "rollout.actors": rng.randint(1, 4),
         "rollout.group_size": rng.choice([2, 2, 3, 4]),
         "rollout.max_tokens": rng.randint(2, 8),
