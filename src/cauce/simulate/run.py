@@ -137,7 +137,8 @@ class _Life:
                 return status, None
             if self.starts > MAX_STARTS:
                 raise Violation(f"after {self.starts} starts the run has not ended; the last: {status}")
-            self.script.clock.advance(self.script.delay(1, 60), until=lambda: False)
+            slowest = 600 if self.disk.was_full else 60  # to make room takes a person
+            self.script.clock.advance(self.script.delay(slowest / 60, slowest), until=lambda: False)
 
     def _drive(self) -> str:
         """One driver, from its start to its end, by whatever; says which."""
