@@ -77,7 +77,7 @@ def test_a_fault_that_is_put_in_is_found(fault: str) -> None:
     [
         ("a learner's death in a rebuild", 5, "learner learner-0 died"),
         ("an actor late for its version", 3177, "version 0 is not in RUN"),
-        ("a full disk at the start", 0, "disk is full"),
+        ("a full disk at the start", 30, "disk is full"),
     ],
 )
 def test_faults_that_were_found_stay_mended(fault: str, seed: int, words: str) -> None:
