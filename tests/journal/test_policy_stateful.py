@@ -53,7 +53,7 @@ class TrainerMachine(RuleBasedStateMachine):
         self.max_staleness, self.max_reuse, self.filters = max_staleness, max_reuse, filters
         self.order = data.draw(st.sampled_from(["in_order", "random"]))
         self.journal = new_journal(self.folder / "run", max_reuse=max_reuse)
-        self.weights, self.version = "initial", 0
+        self.weights, self.version, self.has_finished = "initial", 0, False
         self.oldest: dict[int, int] = {}  # task -> version of its answers
         self.fill_buffer()
 
@@ -194,7 +194,7 @@ class TrainerMachine(RuleBasedStateMachine):
     @invariant()
     def synchronous_plans_are_those_of_a_run_that_never_stopped(self) -> None:
         """Whatever arrived first and whoever died: without filters and reuse, plan k has the kth tasks."""
-        if self.max_staleness or self.filters or self.max_reuse > 1:
+        if self.max_staleness or self.filters or self.max_reuse > 1 or self.has_finished:
             return
         for record in self.journal.plans():
             first = (record.plan.number - 1) * GROUPS
@@ -203,6 +203,7 @@ class TrainerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.version > 4 and not self.is_planned)
     @rule()
     def finish(self) -> None:
+        self.has_finished = True  # what may be resumed with more plans, which take new tasks
         self.journal.finish()
         for task in self.buffer.tasks:
             self.buffer.remove(task)
