@@ -50,7 +50,7 @@ class Exchange:
         self._workers = workers
         self.pool = pool
         self.rewards = rewards
-        self._clock = clock
+        self.clock = clock
         self._stall_s = stall_s
         self._on_stall = on_stall
         self._last_event = clock.monotonic()
@@ -67,14 +67,14 @@ class Exchange:
         if calls:
             done = self._workers.wait(calls, timeout_s=timeout_s)
         else:
-            self._clock.sleep(0.05)  # a pool in its pause before a replacement
+            self.clock.sleep(0.05)  # a pool in its pause before a replacement
             done = []
         self._on_turn()
         news = self.pool.take(done)
         scored = self.rewards.take(done)
         self._hand_out(news, scored)
         if done or news.lost or scored or extra:
-            self._last_event, self._warned = self._clock.monotonic(), False
+            self._last_event, self._warned = self.clock.monotonic(), False
         else:
             self._watch()
         return [call for call in extra if call in done]
@@ -96,7 +96,7 @@ class Exchange:
                 desk.on_progress(progressed)
 
     def _watch(self) -> None:
-        silent = self._clock.monotonic() - self._last_event
+        silent = self.clock.monotonic() - self._last_event
         waiting = "; ".join(self.pool.waiting_for() + self.rewards.waiting_for()) or "nothing that is known"
         if silent > STALL_WARNING_S and not self._warned:
             self._warned = True

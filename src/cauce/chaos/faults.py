@@ -1,0 +1,63 @@
+"""Which faults a chaos run meets, and when."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cauce.errors import RecipeError
+
+# kind -> what is done
+KINDS = {
+    "rollout": "kill -9 of a rollout actor",
+    "reward": "kill -9 of a reward worker",
+    "learner": "kill -9 of the learner",
+    "driver": "kill -9 of the driver, and `cauce resume`",
+    "hang": "kill -STOP of a rollout actor: it holds its work and says nothing",
+    "pause": "SIGTERM to the driver, which ends after its plan, and `cauce resume`",
+}
+ENDS_DRIVER = ("driver", "pause")
+
+
+def parse_faults(text: str) -> dict[str, float]:
+    """`rollout=1,driver=0.2` -> faults per minute.
+
+    Raises:
+        RecipeError: for a kind that does not exist, or a rate that is no positive number.
+    """
+    rates: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, rate = (word.strip() for word in part.partition("="))
+        if kind not in KINDS:
+            known = "".join(f"\n  {name}: {what}" for name, what in KINDS.items())
+            raise RecipeError(f"--faults: there is no kind {kind!r}. There are:{known}")
+        try:
+            rates[kind] = float(rate or "1")
+        except ValueError:
+            rates[kind] = 0.0
+        if not 0 < rates[kind] <= 60:
+            raise RecipeError(f"--faults: {kind}={rate}: give faults per minute, above 0 and at most 60")
+    return rates
+
+
+@dataclass(slots=True)
+class Schedule:
+    """The moments of all kinds in order, as seconds of a run at work. Each kind comes at its rate, jittered by half."""
+
+    rates: Mapping[str, float]
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._next = {kind: self._pause(kind) for kind in self.rates}
+
+    def due(self, seconds: float) -> str | None:
+        """A kind whose moment has come, the longest due first."""
+        kind = min(self._next, key=lambda each: self._next[each])
+        return kind if self._next[kind] <= seconds else None
+
+    def done(self, kind: str) -> None:
+        """It happened; its next moment is counted from the one that was planned."""
+        self._next[kind] += self._pause(kind)
+
+    def _pause(self, kind: str) -> float:
+        return 60 / self.rates[kind] * self._random.uniform(0.5, 1.5)
