@@ -18,6 +18,7 @@ from benchmarks.trl_environment import ROOT, TrlEnvironment
 from benchmarks.trl_settings import Trial, TrlSettings
 from benchmarks.turns import Player, PlayerFailed
 from benchmarks.workload import Workload
+from cauce.runtime.session import WORKER_ENV
 
 WARM_UP = 1
 
@@ -134,7 +135,8 @@ def start_trl(
     bench: Bench, workload: Workload, *, name: str, environment: TrlEnvironment, settings: TrlSettings
 ) -> Player:
     command = [str(environment.python), "-m", "benchmarks.peer_trl", workload.to_json(), settings.to_json()]
-    return Player("TRL", command, env=environment.env(), cwd=ROOT, log=bench.log(f"{name}-trl"))
+    env = environment.env() | ({"GLIBC_TUNABLES": WORKER_ENV["GLIBC_TUNABLES"]} if settings.malloc else {})
+    return Player("TRL", command, env=env, cwd=ROOT, log=bench.log(f"{name}-trl"))
 
 
 def _step(player: Player, other: Player | None) -> Step:

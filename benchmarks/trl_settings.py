@@ -23,6 +23,7 @@ class TrlSettings:
     autocast: bool  # bf16 compute over these weights
     batch: int  # samples in one forward and backward pass
     continuous_batching: bool = False  # transformers' own, in place of `generate`
+    malloc: bool = False  # huge pages and kept memory, as our own workers have it
 
     @property
     def dtype(self) -> str:
@@ -31,16 +32,18 @@ class TrlSettings:
     @property
     def label(self) -> str:
         precision = f"{self.weights} weights" + (", bf16 autocast" if self.autocast else "")
-        return f"{precision}, batch {self.batch}" + (", continuous batching" if self.continuous_batching else "")
+        more = (", continuous batching" if self.continuous_batching else "") + (", malloc tuned" if self.malloc else "")
+        return f"{precision}, batch {self.batch}{more}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 CANDIDATES = (
-    TrlSettings(weights="float32", autocast=False, batch=64),
+    TrlSettings(weights="float32", autocast=False, batch=64, malloc=True),
     TrlSettings(weights="bfloat16", autocast=False, batch=64),
-    TrlSettings(weights="float32", autocast=True, batch=64),
+    TrlSettings(weights="bfloat16", autocast=False, batch=64, malloc=True),
+    TrlSettings(weights="float32", autocast=True, batch=64, malloc=True),
     # transformers' continuous batching is left out: it samples at less than half the speed of `generate` here.
 )
 

@@ -86,3 +86,29 @@ def test_a_worker_logs_counts_its_threads_and_shows_its_stack_when_asked(tmp_pat
     finally:
         process.kill()
         process.wait()
+
+
+HOARDER = """
+import ctypes, sys
+from cauce.runtime import process
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD, as workers have it: nothing goes back by itself
+blocks = [ctypes.c_void_p(libc.malloc(100_000)) for _ in range(2000)]
+for block in blocks:
+    ctypes.memset(block, 1, 100_000)
+last = libc.malloc(100)
+for block in blocks:
+    libc.free(block)
+process.memory = lambda root: (100, int(sys.argv[1]))
+before = process.resident_megabytes(process.os.getpid())
+process.give_back_memory()
+print(int(before - process.resident_megabytes(process.os.getpid())))
+"""
+
+
+@pytest.mark.parametrize(("available", "goes_back"), [(39, True), (41, False)])
+def test_freed_memory_goes_back_where_memory_is_scarce(available: int, goes_back: bool) -> None:
+    command = [sys.executable, "-c", HOARDER, str(available)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert (int(done.stdout) > 150) is goes_back

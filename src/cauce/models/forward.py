@@ -26,6 +26,8 @@ from cauce.packing import PackedBatch
 # again.
 CHUNK_BYTES = 64 * 2**20
 KEEP_BYTES = 128 * 2**20
+CACHE_BYTES = 2 * 2**20  # of float32 logits at a time, on a CPU
+LOWEST = -1e4  # below the highest logit: a probability of 0, and not a number that 0 times it would be NaN
 
 
 def shares_prompts(model: PreTrainedModel) -> bool:
@@ -66,16 +68,25 @@ def logps_of(logits_MV: Tensor, target_M: Tensor, temperature: float) -> tuple[T
 
 
 class _TokenLogp(torch.autograd.Function):
-    """log softmax at one token per row. Keeps the logits as they came (bf16 stays bf16) and the normaliser,
-    and makes the probabilities again in the backward pass: half to a third of what autograd would keep."""
+    """log softmax at one token per row. Keeps the logits as they came (bf16 stays bf16) and the normaliser, and makes
+    the probabilities again in the backward pass: half to a third of what autograd would keep. Goes over a few rows at
+    a time, so that on a CPU every pass but the first finds them in its cache."""
 
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, target_M: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        scaled_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32)) / temperature
-        normaliser_M = scaled_MV.logsumexp(-1)
-        logp_M = scaled_MV.gather(-1, target_M[:, None])[:, 0] - normaliser_M
-        probability_MV = scaled_MV.sub_(normaliser_M[:, None]).exp_()
-        entropy_M = torch.special.entr(probability_MV, out=probability_MV).sum(-1)
+        dtype = torch.promote_types(logits_MV.dtype, torch.float32)
+        normaliser_M, logp_M, entropy_M = torch.empty(3, len(logits_MV), dtype=dtype, device=logits_MV.device)
+        for rows in _few_rows(logits_MV):
+            x_RV = _scaled(logits_MV[rows], dtype, temperature)
+            highest_R = x_RV.amax(-1)
+            x_RV.sub_(highest_R[:, None]).clamp_(min=LOWEST)
+            at_target_R = x_RV.gather(-1, target_M[rows, None])[:, 0]
+            exp_RV = x_RV.exp()
+            sum_R = exp_RV.sum(-1)
+            log_sum_R = sum_R.log()
+            normaliser_M[rows] = highest_R + log_sum_R
+            logp_M[rows] = at_target_R - log_sum_R
+            entropy_M[rows] = log_sum_R - exp_RV.mul_(x_RV).sum(-1) / sum_R
         ctx.save_for_backward(logits_MV, target_M, normaliser_M)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy_M)
@@ -86,10 +97,26 @@ class _TokenLogp(torch.autograd.Function):
     def backward(ctx: Any, grad_M: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         # d logp / d logits = (one_hot(target) - softmax(logits / T)) / T
         logits_MV, target_M, normaliser_M = ctx.saved_tensors
-        scaled_MV = logits_MV.to(normaliser_M.dtype) / ctx.temperature
-        grad_MV = scaled_MV.sub_(normaliser_M[:, None]).exp_().mul_(-grad_M[:, None])
-        grad_MV.scatter_add_(-1, target_M[:, None], grad_M[:, None])
-        return grad_MV.div_(ctx.temperature).to(logits_MV.dtype), None, None
+        grad_MV = torch.empty_like(logits_MV)
+        grad_M = grad_M / ctx.temperature
+        for rows in _few_rows(logits_MV):
+            x_RV = _scaled(logits_MV[rows], normaliser_M.dtype, ctx.temperature)
+            x_RV.sub_(normaliser_M[rows, None]).exp_().mul_(-grad_M[rows, None])
+            grad_MV[rows] = x_RV.scatter_add_(-1, target_M[rows, None], grad_M[rows, None])
+        return grad_MV, None, None
+
+
+def _few_rows(logits_MV: Tensor) -> list[slice]:
+    """Rows that fit a CPU's cache in float32; elsewhere all of them."""
+    num, vocabulary = logits_MV.shape
+    step = max(1, CACHE_BYTES // (4 * vocabulary)) if logits_MV.device.type == "cpu" else max(1, num)
+    return [slice(at, at + step) for at in range(0, num, step)]
+
+
+def _scaled(logits_RV: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
+    """A copy of its own, in this precision."""
+    copy = logits_RV.to(dtype, copy=True)
+    return copy if temperature == 1 else copy.div_(temperature)
 
 
 def _shared(

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import IO
 
+from cauce.runtime.machine import memory
+
+SCARCE = 0.4  # of the memory there is: with less to be had, freed memory goes back to the system
+
 _open_logs: list[IO[str]] = []  # faulthandler needs its file open for the life of the process
 
 
@@ -35,12 +39,15 @@ def enter_worker(*, log: Path, threads: int) -> None:
 
 
 def give_back_memory() -> None:
-    """Returns freed memory to the system; the allocator keeps what a publication or a pull has let go of.
+    """Returns freed memory to the system where the system is short of it.
 
-    Engine and learner take turns in a synchronous run, so each should hold little while the other works.
+    Engine and learner take turns in a synchronous run, so each can do with little while the other works. But memory
+    that is fetched again has to be cleared first, which costs a fifth of a training step; so where there is room, the
+    allocator keeps it.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    total, available = memory(Path("/"))
+    if trim is not None and available < SCARCE * total:
         trim(0)
 
 

@@ -39,8 +39,11 @@ WORKER_ENV = {
     # over. This is nine tenths of the one and loses a quarter in the other case.
     "GOMP_SPINCOUNT": "3000",
     # Huge pages, where the system leaves the choice to programs: every decode step reads all weights, and the walk
-    # through page tables is half of that time.
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # through page tables is half of that time. And large blocks come from memory that the process keeps: to fetch it
+    # from the system for each tensor, and clear it, is a third of a training step.
+    "GLIBC_TUNABLES": (
+        "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=536870912"
+    ),
 }
 
 
