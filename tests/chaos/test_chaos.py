@@ -193,7 +193,7 @@ def test_a_fault_is_followed_to_its_end(tmp_path: Path) -> None:
     [
         (["quickstart", "--faults", "engine=1"], "no kind 'engine'"),
         (["quickstart", "run.name=mine"], "a folder of its own"),
-        (["quickstart", "cluster.address=auto"], "leave the address out"),
+        (["quickstart", "cluster.address=auto"], "leave it at local"),
         (["quickstart", "rollout.groupsize=3"], "rollout.group_size"),
         (["quickstart", "--undisturbed", "nowhere"], "nowhere"),
     ],

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cauce.errors import RecipeError
 
@@ -39,25 +38,22 @@ def parse_faults(text: str) -> dict[str, float]:
     return rates
 
 
-@dataclass(slots=True)
 class Schedule:
     """The moments of all kinds in order, as seconds of a run at work. Each kind comes at its rate, jittered by half."""
 
-    rates: Mapping[str, float]
-    seed: int
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
-        self._next = {kind: self._pause(kind) for kind in self.rates}
+    def __init__(self, rates: Mapping[str, float], seed: int) -> None:
+        self._rates = dict(rates)
+        self._random = random.Random(seed)
+        self._next = {kind: self._pause(kind) for kind in rates}
 
     def due(self, seconds: float) -> str | None:
         """A kind whose moment has come, the longest due first."""
-        kind = min(self._next, key=lambda each: self._next[each])
-        return kind if self._next[kind] <= seconds else None
+        kind = min(self._next, key=lambda each: self._next[each], default=None)
+        return kind if kind is not None and self._next[kind] <= seconds else None
 
     def done(self, kind: str) -> None:
         """It happened; its next moment is counted from the one that was planned."""
         self._next[kind] += self._pause(kind)
 
     def _pause(self, kind: str) -> float:
-        return 60 / self.rates[kind] * self._random.uniform(0.5, 1.5)
+        return 60 / self._rates[kind] * self._random.uniform(0.5, 1.5)

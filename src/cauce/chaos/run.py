@@ -173,10 +173,10 @@ def _loaded(recipe: str, settings: Sequence[str]) -> Recipe:
     given = [s for s in settings if s.lstrip("-").startswith(("run.dir", "run.name"))]
     if given:
         raise RecipeError(f"{given[0]}: chaos makes two runs in a folder of its own; say where by --folder")
-    if loaded.cluster.address:
+    if loaded.cluster.address != "local":
         raise RecipeError(
             f"cluster.address={loaded.cluster.address!r}: chaos kills the processes of a Ray that the run starts itself; "
-            "leave the address out"
+            "leave it at local"
         )
     return loaded
 

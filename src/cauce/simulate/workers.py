@@ -88,7 +88,7 @@ class SimulatedWorkers:
         else:  # a death that nobody saw counts for the task that is given to the dead, for want of a better knowledge
             self._witness.sees_death(answer.tasks())
             self._fail(process, answer, "it had died before")
-        return Call(worker=worker, ref=answer, started=self.clock.now())
+        return Call(worker=worker, ref=answer, started=self.clock.monotonic())
 
     def wait(self, calls: Sequence[Call], *, timeout_s: float) -> list[Call]:
         self.clock.advance(timeout_s, until=lambda: any(call.ref.is_done for call in calls))
