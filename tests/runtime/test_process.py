@@ -102,13 +102,15 @@ for block in blocks:
     libc.free(block)
 process.memory = lambda root: (100, int(sys.argv[1]))
 before = process.resident_megabytes(process.os.getpid())
-process.give_back_memory()
+process.give_back_memory(beyond_mb=float(sys.argv[2]))
 print(int(before - process.resident_megabytes(process.os.getpid())))
 """
 
 
-@pytest.mark.parametrize(("available", "goes_back"), [(39, True), (41, False)])
-def test_freed_memory_goes_back_where_memory_is_scarce(available: int, goes_back: bool) -> None:
-    command = [sys.executable, "-c", HOARDER, str(available)]
+@pytest.mark.parametrize(
+    ("available", "beyond_mb", "goes_back"), [(39, 500, True), (41, 500, False), (41, 100, True), (41, 0, True)]
+)
+def test_freed_memory_goes_back_where_it_is_scarce_or_much(available: int, beyond_mb: int, goes_back: bool) -> None:
+    command = [sys.executable, "-c", HOARDER, str(available), str(beyond_mb)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert (int(done.stdout) > 150) is goes_back

@@ -22,6 +22,10 @@ from cauce.journal.owner import refuse_older
 from cauce.runtime.process import give_back_memory
 from cauce.types import Batch, Completion, GenerationRequest, Group, Row, ScoredBatch
 
+# Of freed memory a learner keeps from one step to the next, for each token of a micro-batch; their number is what a
+# user says of the memory that a step may take.
+KEPT_MB_PER_TOKEN = 2.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkResult:
@@ -148,6 +152,7 @@ class LearnerWorker:
         )
         self._store = WeightStore(Path(weights_folder), keep=weights_keep)
         self._publish_dtype = resolve_dtype(publish_dtype)
+        self._kept_mb = KEPT_MB_PER_TOKEN * settings.token_budget
         self._epoch = Epoch()
 
     def score(self, *, groups: Sequence[Group], proximal: bool) -> ScoredBatch:
@@ -155,7 +160,7 @@ class LearnerWorker:
 
     def forward_backward(self, *, batch: Batch) -> dict[str, float]:
         metrics = self._learner.forward_backward(batch)
-        give_back_memory()
+        give_back_memory(beyond_mb=self._kept_mb)
         return metrics
 
     def optim_step(self) -> dict[str, float]:
@@ -167,7 +172,7 @@ class LearnerWorker:
     def publish(self, *, epoch: int, version: int, lineage: str) -> str:
         self._epoch.check(epoch)
         digest = self._store.publish(self._learner.weights(self._publish_dtype), version=version, lineage=lineage)
-        give_back_memory()
+        give_back_memory(beyond_mb=self._kept_mb)
         return digest
 
     def save_checkpoint(self, *, epoch: int, run_dir: str, plan: int) -> str:

@@ -42,7 +42,7 @@ WORKER_ENV = {
     # through page tables is half of that time. And large blocks come from memory that the process keeps: to fetch it
     # from the system for each tensor, and clear it, is a third of a training step.
     "GLIBC_TUNABLES": (
-        "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=536870912"
+        "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=536870912"
     ),
 }
 
