@@ -51,6 +51,7 @@ class Exchange:
         self.evaluation: Desk | None = None
         self.num_tokens = 0
         self.sync_s = 0.0
+        self.control_s = 0.0  # spent on what came back: leases, the record of it, the watchdog
         self.served: dict[str, tuple[int, str]] = {}
 
     def turn(self, *, timeout_s: float = 1.0, extra: Sequence[Call] = ()) -> list[Call]:
@@ -62,6 +63,7 @@ class Exchange:
             self.clock.sleep(0.05)  # a pool in its pause before a replacement
             done = []
         self._on_turn()
+        began = self.clock.monotonic()
         news = self.pool.take(done)
         scored = self.rewards.take(done)
         self._hand_out(news, scored)
@@ -71,6 +73,7 @@ class Exchange:
             is_news=bool(done or news.lost or scored or extra),
             waiting_for=lambda: self.pool.waiting_for() + self.rewards.waiting_for(),
         )
+        self.control_s += self.clock.monotonic() - began
         return [call for call in extra if call in done]
 
     def _hand_out(self, news: News, scored: Sequence[ScoredJob]) -> None:

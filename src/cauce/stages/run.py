@@ -189,6 +189,7 @@ class Training:
             "tasks": self.journal.counts(),
             "drops": self.journal.drops(),
             "journal_commits": self.journal.num_commits,
+            "control_s": round(self.session.exchange.control_s, 3),
             "time_after_last_plan_s": after,  # in no plan's split
         }
 
