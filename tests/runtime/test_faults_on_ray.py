@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import ray
+from safetensors.torch import load_file
 
 import cauce
 from cauce.errors import CauceError
 from cauce.journal import Journal
 from cauce.metrics.observer import NullObserver
+from cauce.models.weights_hash import checksum
 from cauce.runtime import session, watchdog
 from cauce.runtime.process import process_tree
 from cauce.runtime.roles import LearnerWorker, RolloutWorker
@@ -115,6 +117,7 @@ def test_a_stopped_actor_is_named_killed_and_replaced(
 
     def stop() -> None:
         pids.append(worker_pid(run, "rollout-0"))
+        assert pids[0] in process_tree(os.getpid())
         os.kill(pids[0], signal.SIGSTOP)
 
     watcher = Watcher(stop)
@@ -204,23 +207,29 @@ def test_a_task_that_kills_engines_is_dropped_as_poison(
     assert dropped(run)[POISON] == "poison"
     assert states(run)["trained"] == 9
     with Journal.read_only(run) as journal:
-        assert len(journal.events("worker_died")) <= 4  # one with several tasks, then three with it alone
+        assert 3 <= len(journal.events("worker_died")) <= 4  # one with several tasks, then three with it alone
 
 
 class InfiniteLearner(LearnerWorker):
-    """A learner whose second optimizer step meets inf in its second micro-batch."""
+    """A learner whose third plan meets inf in its second micro-batch."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        learner, calls = self._learner, []
+    plans = 0
+
+    def forward_backward(self, *, batch: Any) -> dict[str, float]:
+        self.plans += 1
+        calls, learner = [], self._learner
         honest = learner._micro_batch_loss
 
         def loss(*args: Any) -> Any:
             calls.append(0)
             found = honest(*args)
-            return found * float("inf") if len(calls) == 5 else found
+            return found * float("inf") if self.plans == 3 and len(calls) == 2 else found
 
         learner._micro_batch_loss = loss
+        try:
+            return super().forward_backward(batch=batch)
+        finally:
+            learner._micro_batch_loss = honest
 
 
 def test_inf_in_one_micro_batch_skips_the_plan_and_changes_no_weight(
@@ -228,13 +237,13 @@ def test_inf_in_one_micro_batch_skips_the_plan_and_changes_no_weight(
 ) -> None:
     monkeypatch.setattr(session, "LearnerWorker", InfiniteLearner)
     run = tmp_path / "run"
-    settings = {"learner__token_budget": 1, "run__plans": 3}  # each answer is a micro-batch of its own
+    settings = {"learner__token_budget": 1}  # each answer is a micro-batch of its own
     assert train(model, run, watcher=Watcher(), **settings)["status"] == "finished"
     with Journal.read_only(run) as journal:
-        plans = [(record.state, record.checksum) for record in journal.plans()]
-    skipped = [number for number, (state, _) in enumerate(plans) if state == "skipped"]
-    assert len(skipped) == 1
+        plans = journal.plans()
+    assert [record.state for record in plans] == ["applied", "applied", "skipped"]
     assert set(dropped(run).values()) == {"non_finite"}
+    assert checksum(load_file(run / "model" / "model.safetensors")) == plans[1].checksum
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Chaos: a run beside which somebody kills its processes, compared with the same run left in peace.
 
+    given      what the user gives, looked at before anything starts
     faults     what is done to which process, how often, and when: drawn from a seed
     processes  the processes of a run, found by the titles that Ray gives them
     run        both runs from start to end, and every fault in between

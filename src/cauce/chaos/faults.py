@@ -14,7 +14,6 @@ KINDS = {
     "hang": "kill -STOP of a rollout actor: it holds its work and says nothing",
     "pause": "SIGTERM to the driver, which ends after its plan, and `cauce resume`",
 }
-ENDS_DRIVER = ("driver", "pause")
 
 
 def parse_faults(text: str) -> dict[str, float]:
@@ -39,21 +38,20 @@ def parse_faults(text: str) -> dict[str, float]:
 
 
 class Schedule:
-    """The moments of all kinds in order, as seconds of a run at work. Each kind comes at its rate, jittered by half."""
+    """When each kind is due next, in seconds of a run at work: at its rate, jittered by half."""
 
     def __init__(self, rates: Mapping[str, float], seed: int) -> None:
         self._rates = dict(rates)
-        self._random = random.Random(seed)
+        self.random = random.Random(seed)
         self._next = {kind: self._pause(kind) for kind in rates}
 
-    def due(self, seconds: float) -> str | None:
-        """A kind whose moment has come, the longest due first."""
-        kind = min(self._next, key=lambda each: self._next[each], default=None)
-        return kind if kind is not None and self._next[kind] <= seconds else None
+    def due(self, seconds: float) -> list[str]:
+        """The kinds whose moment has come, the longest due first."""
+        return sorted((kind for kind in self._next if self._next[kind] <= seconds), key=lambda kind: self._next[kind])
 
-    def done(self, kind: str) -> None:
-        """It happened; its next moment is counted from the one that was planned."""
-        self._next[kind] += self._pause(kind)
+    def done(self, kind: str, seconds: float) -> None:
+        """It happened now. One that was late is not made up for."""
+        self._next[kind] = seconds + self._pause(kind)
 
     def _pause(self, kind: str) -> float:
-        return 60 / self._rates[kind] * self._random.uniform(0.5, 1.5)
+        return 60 / self._rates[kind] * self.random.uniform(0.5, 1.5)

@@ -1,6 +1,7 @@
 """Both runs of a comparison, one after the other: left in peace, and with faults."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -9,21 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cauce.chaos.faults import ENDS_DRIVER, KINDS, Schedule
-from cauce.chaos.processes import find, require_proc, strike
+from cauce.chaos.faults import KINDS, Schedule
+from cauce.chaos.given import load, locked, wall_of
+from cauce.chaos.processes import find, require_proc, strike, worker_name
 from cauce.chaos.verdict import Fault, Record, judge, read_record
-from cauce.errors import JournalError, RecipeError, TrainingStopped
+from cauce.cli.exit_codes import STOPPED
+from cauce.errors import FencedError, JournalError, TrainingStopped
 from cauce.journal import Journal
-from cauce.recipe.load import load_recipe
-from cauce.recipe.models import Recipe
-from cauce.stages.record import recorded_recipe
 
 LOOK_S = 0.1
 TELL_S = 20.0  # between two lines of a run that nothing befalls
-END_S = 60.0  # that a driver gets to end when chaos itself is stopped
+END_S = 60.0  # that a driver gets to end when chaos itself is stopped, or when it was killed
+PAUSE_S = 900.0  # ... and after a SIGTERM, which lets it finish its plan
 LAST_LINES = 25
-MAX_LIVES = 200
+FRUITLESS_LIVES = 5  # drivers in a row that are ended before they have made a plan
 
+ENDS_DRIVER = {"driver": -signal.SIGKILL, "pause": STOPPED}  # kind -> the exit code that shows it came to that
 Tell = Callable[[str], None]
 
 
@@ -33,7 +35,7 @@ class Life:
 
     run_dir: Path
     wall_s: float = 0.0  # from the first start to the end
-    at_work_since: float = 0.0  # unix time; faults are counted from here
+    work_s: float = 0.0  # of that with a learner that has taken up the record; faults are due by it
     faults: list[Fault] = field(default_factory=list)
     before: list[Record] = field(default_factory=list)  # what was acknowledged when each fault came
 
@@ -52,91 +54,112 @@ def chaos(
     """Runs a recipe with faults, and before that without where no such run is given; writes `folder`/chaos.json.
 
     Raises:
-        RecipeError: for settings that are chaos's own, or a given run of another recipe.
+        RecipeError: for settings that are chaos's own, or a given run that cannot be compared with.
         TrainingStopped: where one of the runs ended otherwise than finished; the text has the end of its log.
     """
     require_proc()
-    loaded = _loaded(recipe, settings)
+    loaded = load(recipe, settings)
+    quiet_s = wall_of(undisturbed, loaded) if undisturbed is not None else 0.0
     folder.mkdir(parents=True, exist_ok=True)
     own = [*settings, f"run.dir={folder}", "logging.live=false"]
     if undisturbed is None:
         tell("first the run in peace")
         life = Life(run_dir=folder / "undisturbed")
-        _live(life, ["train", recipe, *own, "run.name=undisturbed"], Schedule({}, seed), stop_s=0.0, tell=tell)
-        quiet, quiet_s = life.run_dir, life.wall_s
-    else:
-        quiet, quiet_s = undisturbed, _wall_s(undisturbed, loaded)
+        live(life, ["train", recipe, *own, "run.name=undisturbed"], Schedule({}, seed), stop_s=0.0, tell=tell)
+        undisturbed, quiet_s = life.run_dir, life.wall_s
     tell("now with faults: " + ", ".join(f"{kind} {rate:g} a minute" for kind, rate in faults.items()))
     life = Life(run_dir=folder / "disturbed")
     stop_s = 60 * minutes if minutes else float("inf")
-    _live(life, ["train", recipe, *own, "run.name=disturbed"], Schedule(faults, seed), stop_s=stop_s, tell=tell)
+    live(life, ["train", recipe, *own, "run.name=disturbed"], Schedule(faults, seed), stop_s=stop_s, tell=tell)
     result = {
         "recipe": recipe,
         "settings": list(settings),
         "faults_per_minute": dict(faults),
         "minutes": minutes,
         "seed": seed,
-        **judge(life.run_dir, life.faults, life.before, wall_s=life.wall_s, undisturbed=quiet, undisturbed_s=quiet_s),
+        **judge(
+            life.run_dir, life.faults, life.before, wall_s=life.wall_s, undisturbed=undisturbed, undisturbed_s=quiet_s
+        ),
     }
     (folder / "chaos.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     return result
 
 
-def _live(life: Life, command: list[str], schedule: Schedule, *, stop_s: float, tell: Tell) -> None:
+def live(life: Life, command: list[str], schedule: Schedule, *, stop_s: float, tell: Tell) -> None:
     """One run from its first start to its end, resumed whenever a fault has ended its driver."""
-    began = time.time()
-    for number in range(MAX_LIVES):
+    began, plans, fruitless, number = time.monotonic(), -1, 0, 0
+    while fruitless < FRUITLESS_LIVES:
         log = life.run_dir.parent / f"{life.run_dir.name}-{number}.log"
         driver = _start(command, log)
         try:
             ended_by = _accompany(life, driver, schedule, stop_s=stop_s, tell=tell)
         finally:
             _end(driver)
-        if not ended_by and driver.returncode == 0:
-            life.wall_s = time.time() - began
-            return
-        if not ended_by:
+        if driver.returncode != ENDS_DRIVER.get(ended_by):  # by itself; a fault that came to nothing is none
+            if ended_by:
+                life.faults.pop()
+                life.before.pop()
+            if driver.returncode == 0:
+                life.wall_s = time.monotonic() - began
+                return
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
             raise TrainingStopped(f"{life.run_dir} ended with exit code {driver.returncode}; the end of {log}:\n{tail}")
-        command = ["resume", str(life.run_dir)]
-    raise TrainingStopped(f"{life.run_dir} has been ended {MAX_LIVES} times and is not done; use fewer driver faults")
+        made, plans = plans, _plans(life.run_dir)
+        fruitless = 0 if plans > made else fruitless + 1
+        command, number = ["resume", str(life.run_dir)], number + 1
+    raise TrainingStopped(
+        f"{life.run_dir}: {FRUITLESS_LIVES} drivers in a row were ended before they had made a plan, so it would never "
+        "end; ask for fewer driver faults a minute"
+    )
 
 
-def _accompany(
-    life: Life, driver: subprocess.Popen[bytes], schedule: Schedule, *, stop_s: float, tell: Tell
-) -> str:
-    """Watches one driver until it ends, and does what is due meanwhile. Returns the fault that ended it, or ""."""
+def _accompany(life: Life, driver: subprocess.Popen[bytes], schedule: Schedule, *, stop_s: float, tell: Tell) -> str:
+    """Watches one driver until it ends, and does what is due meanwhile. Returns the fault that is to have ended it."""
     born, told, is_at_work = time.time(), time.monotonic(), False
+    looked = time.monotonic()
     while driver.poll() is None:
         time.sleep(LOOK_S)
-        if time.monotonic() - told > TELL_S:
-            told = time.monotonic()
-            tell(f"plan {_plans(life.run_dir)}")
-        is_at_work = is_at_work or _is_at_work(life.run_dir, since=born)
+        before, looked = looked, time.monotonic()
+        if looked - told > TELL_S:
+            told = looked
+            tell(f"plan {_plans(life.run_dir) + 1}")
         if not is_at_work:
+            is_at_work = _is_at_work(life.run_dir, since=born)
             continue
-        life.at_work_since = life.at_work_since or time.time()
-        seconds = time.time() - life.at_work_since
-        kind = schedule.due(seconds) if seconds <= stop_s else None
-        pid = find(driver.pid, kind) if kind else None
-        if kind is None or pid is None:  # what is being replaced has its turn when the next one is there
-            continue
-        record = read_record(life.run_dir)
-        if not strike(pid, kind):
-            continue
-        life.faults.append(Fault(kind=kind, pid=pid, time=time.time(), plan=record.plan + 1))
-        life.before.append(record)
-        schedule.done(kind)
-        tell(f"plan {record.plan + 1}: {KINDS[kind]} (process {pid})")
+        life.work_s += looked - before
+        kind = _strike_due(life, driver, schedule, tell=tell) if life.work_s <= stop_s else ""
         if kind in ENDS_DRIVER:
-            driver.wait()
+            try:
+                driver.wait(END_S if kind == "driver" else PAUSE_S)
+            except subprocess.TimeoutExpired:
+                raise TrainingStopped(f"the driver of {life.run_dir} is still there after {KINDS[kind]}") from None
             return kind
     return ""
 
 
+def _strike_due(life: Life, driver: subprocess.Popen[bytes], schedule: Schedule, *, tell: Tell) -> str:
+    """Puts in the first fault that is due and has somebody to befall; returns its kind, or ""."""
+    for kind in schedule.due(life.work_s):
+        pid = find(driver.pid, kind, schedule.random)
+        if pid is None:  # what is being replaced has its turn when the next one is there
+            continue
+        record, name = read_record(life.run_dir), worker_name(life.run_dir, pid)
+        if not strike(pid, kind):
+            continue
+        life.faults.append(Fault(kind=kind, worker=name, pid=pid, time=time.time(), plan=record.plan + 1))
+        life.before.append(record)
+        schedule.done(kind, life.work_s)
+        tell(f"plan {record.plan + 1}: {KINDS[kind]} ({name or 'process'} {pid})")
+        return kind
+    return ""
+
+
 def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C is for chaos, which then ends the driver as it should."""
     with log.open("wb") as file:
-        return subprocess.Popen([sys.executable, "-m", "cauce", *command], stdout=file, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [sys.executable, "-m", "cauce", *command], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def _end(driver: subprocess.Popen[bytes]) -> None:
@@ -156,6 +179,8 @@ def _is_at_work(run_dir: Path, *, since: float) -> bool:
     try:
         with Journal.read_only(run_dir) as journal:
             return any(event.time >= since for event in journal.events("learner_ready"))
+    except FencedError as error:
+        raise locked(str(error)) from error
     except JournalError:  # it has no tables yet
         return False
 
@@ -166,38 +191,3 @@ def _plans(run_dir: Path) -> int:
             return journal.last_decided
     except JournalError:
         return 0
-
-
-def _loaded(recipe: str, settings: Sequence[str]) -> Recipe:
-    loaded = load_recipe(recipe, list(settings))
-    given = [s for s in settings if s.lstrip("-").startswith(("run.dir", "run.name"))]
-    if given:
-        raise RecipeError(f"{given[0]}: chaos makes two runs in a folder of its own; say where by --folder")
-    if loaded.cluster.address != "local":
-        raise RecipeError(
-            f"cluster.address={loaded.cluster.address!r}: chaos kills the processes of a Ray that the run starts itself; "
-            "leave it at local"
-        )
-    return loaded
-
-
-def _wall_s(run_dir: Path, recipe: Recipe) -> float:
-    """Of a run that was left in peace, from its own summary."""
-    with Journal.read_only(run_dir) as journal:
-        found = recorded_recipe(journal)
-        disturbed = [kind for kind in ("worker_died", "learner_died") if journal.events(kind)]
-        starts = len(journal.events("started"))
-    if disturbed or starts != 1:
-        raise RecipeError(f"--undisturbed {run_dir}: it was not left in peace: {starts} starts, {disturbed or 'no'} deaths")
-    other = [name for name, value in _learning(found).items() if value != _learning(recipe)[name]]
-    if other:
-        raise RecipeError(f"--undisturbed {run_dir} is a run of another recipe: [{other[0]}] differs")
-    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    if summary["status"] != "finished":
-        raise RecipeError(f"--undisturbed {run_dir}: its status is {summary['status']}, not finished")
-    return float(summary["wall_s"])
-
-
-def _learning(recipe: Recipe) -> dict[str, Any]:
-    """The settings by section, without those that say where a run lies and what is shown of it."""
-    return recipe.model_dump(exclude={"run": {"dir", "name"}, "logging": True})

@@ -6,15 +6,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from cauce.errors import JournalError
 from cauce.journal import Journal, JournalReader
 from cauce.metrics.writer import read_metrics
+from cauce.stages.record import recorded_recipe
 
-# A fault's kind -> the event that tells of it, and the one that says it is made good.
+# The event that tells of a fault, and the one that says it is made good; the others are a driver's.
 NOTICED = {"rollout": "worker_died", "hang": "worker_died", "reward": "worker_died", "learner": "learner_died"}
 REPLACED = {"rollout": "worker_started", "hang": "worker_started", "reward": "worker_started"}
-ROLES = {"rollout": "rollout-", "hang": "rollout-", "reward": "reward-"}
 TERMINAL = ("trained", "dropped")
 Answer = tuple[int, int]  # task, index
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -24,14 +26,17 @@ class Record:
     answers: dict[Answer, tuple[str, int]]  # where each answer's record lies
     checksums: dict[int, str]  # plan -> weights
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One that was put in."""
 
     kind: str
+    worker: str  # its name in the run; empty for the driver
     pid: int
     time: float  # unix
     plan: int  # the one under way
+
 
 def read_record(run_dir: Path) -> Record:
     with Journal.read_only(run_dir) as journal:
@@ -43,6 +48,7 @@ def read_record(run_dir: Path) -> Record:
             checksums=dict(checksums),
         )
 
+
 def judge(
     run_dir: Path,
     faults: Sequence[Fault],
@@ -53,8 +59,9 @@ def judge(
     undisturbed_s: float,
 ) -> dict[str, Any]:
     """The verdict, with the numbers behind it. Seconds throughout."""
-    with Journal.read_only(run_dir) as journal:
-        states = dict(journal.select("SELECT state, COUNT(*) FROM task GROUP BY state"))
+    after, peace = read_record(run_dir), read_record(undisturbed)
+    with Journal.read_only(run_dir) as journal, Journal.read_only(undisturbed) as quiet:
+        tasks = _lost_tasks(journal, quiet)
         max_reuse = int(journal.meta["max_reuse"])
         used = journal.select("SELECT task, COUNT(*) FROM plan_use GROUP BY task")
         again = journal.select(
@@ -62,17 +69,21 @@ def judge(
             "AND sample.idx = json_each.value WHERE lease.attempt > sample.attempt"
         )
         asked = journal.select("SELECT COUNT(*) FROM lease, json_each(lease.indices)")[0][0]
-        injected = [_told(fault, journal) for fault in faults]
-    after, peace = read_record(run_dir), read_record(undisturbed)
+        injected = [_told(fault, faults, journal) for fault in faults]
+        lost = {**tasks, **_missing(before, after), "damaged_answers": _damaged(journal)}
+        recipe = recorded_recipe(journal)
+    equal = sum(after.checksums.get(plan) == found for plan, found in peace.checksums.items())
+    must_be_equal = recipe.engine.deterministic and recipe.buffer.max_staleness == 0 and not any(tasks.values())
     return {
-        "lost": sum(count for state, count in states.items() if state not in TERMINAL) + _missing(before, after),
+        "lost": sum(lost.values()),
         "trained_twice": sum(count > max_reuse for _, count in used),
         "regenerated": len(again),
         "effective": undisturbed_s / wall_s,
         "wall_s": {"undisturbed": undisturbed_s, "disturbed": wall_s},
         "plans": {"undisturbed": peace.plan, "disturbed": after.plan},
-        "plans_with_equal_weights": sum(after.checksums.get(plan) == sum_ for plan, sum_ in peace.checksums.items()),
-        "tasks": states,
+        "plans_with_equal_weights": equal,
+        "plans_with_other_weights": len(peace.checksums) - equal if must_be_equal else None,
+        "lost_by_kind": lost,
         "answers": len(after.answers),
         "asked_for_again": asked - len(after.answers),  # under way when a fault came, and not recorded yet
         "by_kind": {kind: _summary(kind, injected) for kind in dict.fromkeys(fault.kind for fault in faults)},
@@ -81,29 +92,75 @@ def judge(
         "runs": {"undisturbed": str(undisturbed), "disturbed": str(run_dir)},
     }
 
-def _missing(before: Sequence[Record], after: Record) -> int:
+
+def _lost_tasks(journal: JournalReader, quiet: JournalReader) -> dict[str, int]:
+    """Tasks without an end, and tasks that deaths have ended: more of these than the run in peace had."""
+    states = dict(journal.select("SELECT state, COUNT(*) FROM task GROUP BY state"))
+    # Of the tasks that the end of a run drops, none may have a lower number than one that was trained on.
+    passed_over = "SELECT COUNT(*) FROM task WHERE reason = 'run_complete' AND id < (SELECT MAX(task) FROM plan_use)"
+    deaths = (
+        "SELECT COUNT(DISTINCT task.id) FROM task JOIN sample ON sample.task = task.id "
+        "WHERE reason = 'unscorable' AND status IN ('failed', 'timed_out')"
+    )
+    poison = "SELECT COUNT(*) FROM task WHERE reason = 'poison'"
+
+    def more(query: str) -> int:
+        return max(0, journal.select(query)[0][0] - quiet.select(query)[0][0])
+
+    return {
+        "open_tasks": sum(count for state, count in states.items() if state not in TERMINAL),
+        "tasks_passed_over": more(passed_over),
+        "tasks_called_poison": more(poison),
+        "tasks_without_reward": more(deaths),
+    }
+
+
+def _missing(before: Sequence[Record], after: Record) -> dict[str, int]:
     """Answers and weights that were acknowledged when a fault came, and are not on record as they were."""
     answers = {key for record in before for key, place in record.answers.items() if after.answers.get(key) != place}
     plans = {plan for record in before for plan, sum_ in record.checksums.items() if after.checksums.get(plan) != sum_}
-    return len(answers) + len(plans)
+    return {"missing_answers": len(answers), "plans_with_changed_weights": len(plans)}
 
-def _told(fault: Fault, journal: JournalReader) -> dict[str, Any]:
-    """A fault with how long it took to be noticed and made good; null where the record does not say."""
 
-    def first(kind: str, role: str = "") -> tuple[float | None, dict[str, Any]]:
+def _damaged(journal: JournalReader) -> int:
+    """Tasks whose answers cannot be read as they were written, by the CRC of each record."""
+    count = 0
+    for task in journal.tasks():
+        try:
+            journal.answers(task)
+        except JournalError:
+            count += 1
+    return count
+
+
+def _told(fault: Fault, faults: Sequence[Fault], journal: JournalReader) -> dict[str, Any]:
+    """A fault with how long it took to be noticed and made good; null where the driver was ended before that."""
+    role = fault.worker.partition("-")[0]
+    until = min((f.time for f in faults if f.time > fault.time and not f.worker), default=float("inf"))
+
+    def first(kind: str, since: float, **words: str) -> tuple[float, dict[str, Any]] | None:
         for event in journal.events(kind):
-            if event.time >= fault.time and str(event.detail.get("worker", "")).startswith(role):
-                return event.time - fault.time, event.detail
-        return None, {}
+            says = all(str(event.detail.get(key, "")).startswith(word) for key, word in words.items())
+            if since <= event.time < until and says:
+                return event.time, event.detail
+        return None
 
-    role = ROLES.get(fault.kind, "")
-    noticed, _ = first(NOTICED.get(fault.kind, "started"), role)
-    replaced, detail = first(REPLACED.get(fault.kind, "learner_ready"), role)
-    told = {"kind": fault.kind, "plan": fault.plan, "time": fault.time, "noticed_s": noticed, "replaced_s": replaced}
-    if fault.kind not in REPLACED and replaced is not None:
-        redo = float(detail["redo_s"])
-        told |= {"redo_s": redo, "without_redo_s": replaced - redo}
+    told: dict[str, Any] = {"kind": fault.kind, "worker": fault.worker, "plan": fault.plan, "time": fault.time}
+    told |= {"noticed_s": None, "replaced_s": None}
+    by_name = {"worker": fault.worker} if fault.kind in REPLACED else {}
+    noticed = first(NOTICED.get(fault.kind, "started"), fault.time, **by_name)
+    if noticed is None:
+        return told
+    by_role = {"worker": f"{role}-"} if fault.kind in REPLACED else {}
+    replaced = first(REPLACED.get(fault.kind, "learner_ready"), noticed[0], **by_role)
+    told["noticed_s"] = noticed[0] - fault.time
+    if replaced is not None:
+        told["replaced_s"] = replaced[0] - fault.time
+        if "redo_s" in replaced[1]:
+            redo = float(replaced[1]["redo_s"])
+            told |= {"redo_s": redo, "without_redo_s": told["replaced_s"] - redo}
     return told
+
 
 def _summary(kind: str, injected: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Count, and the median and the largest of each time."""
@@ -114,6 +171,7 @@ def _summary(kind: str, injected: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if times:
             facts[name] = {"median": median(times), "max": max(times)}
     return facts
+
 
 def _split(run_dir: Path, wall_s: float) -> dict[str, float]:
     """Where the time of a run went, by its metrics; `outside` is what no plan has in its own: starts, redo, ends."""
@@ -126,4 +184,3 @@ def _split(run_dir: Path, wall_s: float) -> dict[str, float]:
     inside = sum(totals.get(part, 0.0) for part in ("total", "eval", "checkpoint"))
     totals.pop("total", None)
     return {**totals, "outside": wall_s - inside}
-

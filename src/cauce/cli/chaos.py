@@ -1,13 +1,23 @@
 """`cauce chaos`: a run whose processes are killed, beside the same run left in peace (see cauce/chaos)."""
 
+import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cauce.cli.exit_codes import FAILED
+from cauce.cli.exit_codes import FAILED, STOPPED
 from cauce.cli.train import RecipeName, Settings, name_first
+
+# What must be 0, and what it means; None where it is not a promise of this recipe.
+VERDICT = (
+    ("lost", "tasks that faults have ended or left open, acknowledged answers and weights that are gone"),
+    ("trained_twice", "tasks trained on more often than max_reuse allows"),
+    ("regenerated", "acknowledged answers that were generated again"),
+    ("plans_with_other_weights", "of a deterministic recipe"),
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,8 +46,8 @@ def chaos(
 
     For example: cauce chaos quickstart --faults rollout=1,driver=0.2
     """
+    from cauce.chaos import run as run_chaos
     from cauce.chaos.faults import parse_faults
-    from cauce.chaos.run import chaos as run_chaos
     from cauce.recipe import recipe_name
 
     rates = parse_faults(faults)
@@ -49,32 +59,46 @@ def chaos(
         minutes, seconds = divmod(int(time.monotonic() - began), 60)
         typer.echo(f"{minutes:3d}:{seconds:02d}  {text}")
 
-    result = run_chaos(
-        recipe, settings or [], faults=rates, minutes=minutes, seed=seed, undisturbed=undisturbed, folder=where, tell=tell
-    )
-    _show(result)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the run under way is ended first
+    try:
+        result = run_chaos.chaos(
+            recipe,
+            settings or [],
+            faults=rates,
+            minutes=minutes,
+            seed=seed,
+            undisturbed=undisturbed,
+            folder=where,
+            tell=tell,
+        )
+    except KeyboardInterrupt:
+        typer.secho(f"stopped; what there is lies in {where}", fg=typer.colors.YELLOW, err=True)
+        raise typer.Exit(STOPPED) from None
+    _show(result, asked=list(rates))
     typer.echo(f"all of it is in {where / 'chaos.json'}")
-    if result["lost"] or result["trained_twice"] or result["regenerated"]:
+    if not result["faults"]:
+        typer.secho("no fault came, so nothing is shown: ask for more a minute", fg=typer.colors.RED, err=True)
+    if not result["faults"] or any(result[name] for name, _ in VERDICT):
         raise typer.Exit(FAILED)
 
 
-def _show(result: dict[str, Any]) -> None:
+def _show(result: dict[str, Any], *, asked: Sequence[str]) -> None:
     from rich.console import Console
 
     walls = result["wall_s"]
-    for name, meaning in (
-        ("lost", "tasks without an end, and acknowledged answers or weights that are gone"),
-        ("trained_twice", "tasks trained on more often than max_reuse allows"),
-        ("regenerated", "acknowledged answers that were generated again"),
-    ):
-        colour = typer.colors.RED if result[name] else typer.colors.GREEN
-        typer.secho(f"{name:14} {result[name]:6d}  {meaning}", fg=colour)
+    for name, meaning in VERDICT:
+        if result[name] is not None:
+            colour = typer.colors.RED if result[name] else typer.colors.GREEN
+            typer.secho(f"{name:24} {result[name]:6d}  {meaning}", fg=colour)
+    for name, count in result["lost_by_kind"].items():
+        if count:
+            typer.secho(f"  {name:22} {count:6d}", fg=typer.colors.RED)
     typer.secho(
-        f"effective      {result['effective']:6.1%}  {walls['undisturbed']:.0f} s in peace, {walls['disturbed']:.0f} s with "
-        f"{len(result['faults'])} faults",
+        f"{'effective':24} {result['effective']:6.1%}  {walls['undisturbed']:.0f} s in peace, {walls['disturbed']:.0f} s "
+        f"with {len(result['faults'])} faults",
         bold=True,
     )
-    Console().print(_fault_table(result["by_kind"]))
+    Console().print(_fault_table({kind: result["by_kind"].get(kind, {"count": 0}) for kind in asked}))
     Console().print(_time_table(result["seconds"]))
 
 

@@ -9,7 +9,7 @@ worker can be given one for itself (`alone`). Dead ones are replaced by the rule
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cauce.errors import WeightsError
+from cauce.errors import VersionGoneError
 from cauce.runtime.restarts import Restarts
 from cauce.runtime.roles import RolloutWorker, WorkResult
 from cauce.runtime.world import Call, Clock, Worker, WorkerDied, Workers
@@ -196,7 +196,7 @@ class RolloutPool:
         except WorkerDied as death:
             self._bury(member, str(death), news)
             return
-        except WeightsError:
+        except VersionGoneError:
             if member.asked == (self._lineage, self._version):
                 raise
             # It came to the call so late that newer versions have taken the place of the one it was to pull. It has not

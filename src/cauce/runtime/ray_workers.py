@@ -4,6 +4,7 @@ Restarts are owned by the pool: `max_restarts` stays 0, because Ray restarts wit
 weights. Every worker writes RUN/logs/<name>.log, from which a death is explained: role, node, exit, last lines, memory.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -95,8 +96,9 @@ class RayWorkers:
         if is_here:
             _dump_stack(worker.pid)
         ray.kill(worker.handle, no_restart=True)
-        if is_here and process_state(worker.pid) == "T":
-            os.kill(worker.pid, signal.SIGKILL)  # Ray asks a process to end, which one that is stopped never hears
+        if is_here and process_state(worker.pid) == "T":  # Ray asks a process to end, which this one would never hear
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
 
     def describe_death(self, worker: Worker, cause: str) -> str:
         """Role, node, cause, memory when last seen, and the last lines of its own log."""

@@ -118,8 +118,6 @@ def build_exchange(
 class Session:
     """Starts on entry, stops on exit."""
 
-    pool_class = RolloutPool
-
     def __init__(
         self,
         plan: SessionPlan,

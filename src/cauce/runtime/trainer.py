@@ -68,6 +68,7 @@ class Rebuilt:
     lineage: str
     saved: int  # the plan of the newest checkpoint; 0 without one
     redo_s: float  # what redoing the plans after it would take
+    took_s: float  # what taking up the record has taken this time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -309,7 +310,8 @@ class Trainer:
         self.learner, self.lineage = rebuilt.learner, rebuilt.lineage  # its history may be a new one
         self.version = self.flow.version = rebuilt.version
         self._saved, self._redo_s = rebuilt.saved, rebuilt.redo_s
-        self.journal.event("learner_ready", {"version": self.version, "saved": self._saved, "redo_s": self._redo_s})
+        self.timer.stop("rebuild")  # counted apart: a plan's learning time is that of the learner that has learned it
+        self.journal.event("learner_ready", {"version": self.version, "saved": self._saved, "redo_s": rebuilt.took_s})
 
     def _capacity(self) -> int:
         """What staleness allows, and no more than the buffer can take: with reuse a plan uses up fewer tasks than

@@ -11,7 +11,10 @@ from cauce.runtime.world import Call, Clock
 
 WARNING_S = 45.0
 LOOK_S = 1.0  # between two looks
-USUAL = 3  # a call is late once it takes so many times the longest of its role so far, and WARNING_S at least
+# One verb of a learner may take long: it is late once it takes so many times the longest so far, and at the latest after
+# LEARNER_S.
+USUAL = 3
+LEARNER_S = 600.0
 
 
 class Watchdog:
@@ -22,7 +25,7 @@ class Watchdog:
         self._limit_s = limit_s
         self._tell = tell
         self._last_news = self._last_look = clock.monotonic()
-        self._longest: dict[str, float] = {}  # role -> seconds
+        self._longest_verb = 0.0
         self._told: list[Call] = []
         self._has_warned = False
 
@@ -41,8 +44,8 @@ class Watchdog:
         """
         now = self._clock.monotonic()
         for call in done:
-            role = call.worker.role
-            self._longest[role] = max(self._longest.get(role, 0.0), now - call.started)
+            if call.worker.role == "learner":
+                self._longest_verb = max(self._longest_verb, now - call.started)
         if is_news:
             self._last_news, self._has_warned = now, False
         if now - self._last_look < LOOK_S:
@@ -71,7 +74,7 @@ class Watchdog:
             self._tell(f"no word for {max(now - call.started for call in new):.0f} s; waiting for: {_listed(lines)}")
 
     def _patience(self, role: str) -> float:
-        return max(WARNING_S, USUAL * self._longest.get(role, 0.0))
+        return WARNING_S if role != "learner" else min(max(WARNING_S, USUAL * self._longest_verb), LEARNER_S)
 
 
 def _listed(lines: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ class Tally:
     seeds: int = 0
     starts: int = 0
     compared: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: Report) -> None:
@@ -25,6 +26,7 @@ class Tally:
         self.starts += report.starts
         self.compared += report.compared
         self.faults += report.faults
+        self.statuses[report.status] += 1
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.faults.most_common(6))

@@ -155,7 +155,8 @@ class _Life:
         except Crashed:
             return "died"
         except KeyboardInterrupt:
-            self._require("a second signal", self.script.counts["stop"] > 1)
+            if self.script.counts["stop"] < 2:
+                raise  # by a person, who wants to stop the simulation
             return "interrupted"
         except (CauceError, OSError) as error:
             text = str(error).replace(str(self.run_dir), "RUN")

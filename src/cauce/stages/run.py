@@ -207,6 +207,7 @@ class Training:
         fingerprint = learner.status()["fingerprint"]
         if "learner_threads" not in self.journal.meta:
             self.journal.set_meta("learner_threads", fingerprint["threads"])
+        began = self.session.clock.monotonic()
         result = rebuild(
             learner,
             run_dir=self.run_dir,
@@ -222,6 +223,7 @@ class Training:
             lineage=self.journal.meta["lineage"],
             saved=result.saved,
             redo_s=result.redo_s,
+            took_s=self.session.clock.monotonic() - began,
         )
 
     def _evaluate(self, version: int) -> None:

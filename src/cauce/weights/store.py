@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from cauce.errors import WeightsError
+from cauce.errors import VersionGoneError, WeightsError
 from cauce.models.weights_hash import checksum
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -71,7 +71,7 @@ class WeightStore:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
         except FileNotFoundError:
-            raise WeightsError(f"version {version} is not in {self.folder}; there are {self.versions()}") from None
+            raise VersionGoneError(f"version {version} is not in {self.folder}; there are {self.versions()}") from None
         found = checksum(tensors)
         if found != metadata.get("checksum") or int(metadata.get("version", -1)) != version:
             raise WeightsError(
