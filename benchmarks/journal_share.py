@@ -1,8 +1,8 @@
 """Shares of a run's time that go into its record, in the quickstart, without faults.
 
-    journal_share    journal calls
-    control_share    journal calls, and all that the driver does with what comes back: leases, watchdog
-    checksum_share   checksums of weights, as each plan's record has them
+journal_share    journal calls
+control_share    journal calls, and all that the driver does with what comes back: leases, watchdog
+checksum_share   checksums of weights, as each plan's record has them
 """
 
 from benchmarks.bench import Bench
@@ -63,7 +63,7 @@ def journal_share(bench: Bench) -> dict[str, Result]:
                 "total_s_per_plan": total / len(shares),
                 "commits_per_plan": run.summary["journal_commits"] / len(shares),
             },
-        )
+        ),
     }
 
 

@@ -316,7 +316,7 @@ def test_a_driver_that_is_killed_is_resumed_until_the_run_is_done(
 
 def test_a_paused_driver_must_say_that_it_paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = "trap 'exit 130' TERM; while true; do sleep 0.01; done # plan"
-    life, fake = live_through(tmp_path, monkeypatch, "pause", paused, "exit 0")
+    life, _ = live_through(tmp_path, monkeypatch, "pause", paused, "exit 0")
     assert [fault.kind for fault in life.faults] == ["pause"]
     failed = "trap 'echo it broke; exit 1' TERM; while true; do sleep 0.01; done"
     with pytest.raises(TrainingStopped, match=r"exit code 1(.|\n)*it broke"):
@@ -365,7 +365,7 @@ def test_a_given_run_says_how_long_it_took(tmp_path: Path) -> None:
         ("DELETE FROM event WHERE kind = 'ended'", "not finished"),
         ("UPDATE event SET detail = '{\"status\": \"failed\"}' WHERE kind = 'ended'", "but failed"),
         ("UPDATE meta SET value = value || '[learner]\nlr = 0.5' WHERE key = 'recipe'", r"\[learner\] differs"),
-        ("INSERT INTO meta VALUES ('forked_at', '1')", "it is a fork"),
+        ("INSERT INTO meta VALUES ('forked_from', 'x')", "it is a fork"),
     ],
 )
 def test_a_given_run_that_cannot_be_compared_with(tmp_path: Path, damage: str, words: str) -> None:
@@ -391,7 +391,11 @@ def test_a_given_run_that_cannot_be_compared_with(tmp_path: Path, damage: str, w
     ],
 )
 def test_the_exit_code_is_the_verdict(
-    changes: dict[str, Any], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     struck = [Fault(kind="rollout", worker="rollout-0", pid=1, time=1.0, plan=1)]
     result = {**verdict(tmp_path, faults=struck), **changes}
@@ -414,7 +418,11 @@ def test_the_exit_code_is_the_verdict(
     ],
 )
 def test_bad_input(
-    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:

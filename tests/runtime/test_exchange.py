@@ -110,7 +110,7 @@ def test_silence_is_told_once_with_names_and_then_ends_the_run() -> None:
         rig.clock.sleep(seconds)
         rig.exchange.turn()
     (text,) = rig.told
-    assert "no word for 62 s" in text
+    assert "no word for 61 s" in text
     assert "rollout-0 generates task 7, 2 answers missing" in text
     assert "reward-0 scores task 8" in text
     rig.clock.sleep(300)

@@ -53,13 +53,13 @@ def letters(completions: list[Any], **_: Any) -> list[float]:
 
 
 def exits_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    if any(POISON == p[-1]["content"] for p in prompts):
+    if any(p[-1]["content"] == POISON for p in prompts):
         os._exit(3)
     return letters(completions)
 
 
 def sleeps_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    if any(POISON == p[-1]["content"] for p in prompts):
+    if any(p[-1]["content"] == POISON for p in prompts):
         time.sleep(3600)
     return letters(completions)
 
@@ -172,7 +172,7 @@ def test_a_stuck_reward_is_ended_and_gives_no_number(model: str, tmp_path: Path,
 
 
 def alarms_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    if any(POISON == p[-1]["content"] for p in prompts):
+    if any(p[-1]["content"] == POISON for p in prompts):
         signal.alarm(1)
         time.sleep(30)
     return letters(completions)
@@ -251,7 +251,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A filesystem of 2 MB, which `grow` makes larger."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
     if done.returncode != 0:
         reason = f"mounting a small filesystem needs root: {done.stderr.strip()}"
         pytest.fail(reason) if os.environ.get("CI") and os.geteuid() == 0 else pytest.skip(reason)

@@ -30,6 +30,7 @@ def test_every_promise_holds_in_500_seeds() -> None:
     assert tally.seeds == SEEDS
     assert tally.starts > 1.5 * SEEDS
     assert tally.compared > SEEDS / 4
+    assert tally.statuses["finished"] > 0.95 * SEEDS  # the data of a few seeds leave nothing to train on
     rare = {"moved", "learner_hang", "learner_lost"}
     assert set(RATES) - set(tally.faults) <= rare
     print(tally)
@@ -65,17 +66,32 @@ def first_broken(cast: Cast, *, within: int) -> Report:
     raise AssertionError(f"{within} seeds have not found it")
 
 
+# Each fault with the words of the violation that it leads to: another one would be the test's own.
+FOUND = {
+    "forgets a lost index": "nothing has happened for",
+    "asks for all answers again": "which are recorded already",
+    "accuses every task of a death": "was dropped as poison, and that is not so",
+    "publishes before it records": "publish of version 1, and the newest plan on record is 0",
+    "plans in order of arrival": "with faults plan",
+    "admits one task too many": "does not fit: the buffer holds",
+    "leaves a plan open": "nothing has happened for",
+    "plans stale groups": "a plan uses a group that is too stale",
+    "acknowledges before the commit": "was taken and is not on record",
+    "resumes with part of the state": "the last weights have taken the steps",
+}
+
+
 @pytest.mark.parametrize("fault", CASTS)
 def test_a_fault_that_is_put_in_is_found(fault: str) -> None:
     report = first_broken(CASTS[fault], within=60)
-    assert "VIOLATION" in report.trace[-1]
+    assert FOUND[fault] in report.violation
     assert not simulate(report.seed).violation
 
 
 @pytest.mark.parametrize(
     ("fault", "seed", "words"),
     [
-        ("a learner's death in a rebuild", 5, "learner learner-0 died"),
+        ("a learner's death in a rebuild", 17, "learner learner-1 died"),
         ("an actor late for its version", 3177, "version 0 is not in RUN"),
         ("a full disk at the start", 30, "disk is full"),
     ],

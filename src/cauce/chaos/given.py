@@ -22,8 +22,8 @@ def load(recipe: str, settings: Sequence[str]) -> Recipe:
             raise RecipeError(f"{setting}: chaos makes its runs in a folder of its own; say where by --folder")
     if loaded.cluster.address != "local":
         raise RecipeError(
-            f"cluster.address={loaded.cluster.address!r}: chaos kills the processes of a Ray that the run starts itself; "
-            "leave it at local"
+            f"cluster.address={loaded.cluster.address!r}: chaos kills the processes of a Ray that the run starts "
+            "itself; leave it at local"
         )
     if loaded.journal.locking == "exclusive":
         raise locked("journal.locking='exclusive'")
@@ -32,7 +32,8 @@ def load(recipe: str, settings: Sequence[str]) -> Recipe:
 
 def locked(seen: str) -> RecipeError:
     return RecipeError(
-        f"{seen}: chaos reads the record while the run goes on; put --folder on a local disk, with journal.locking=shared"
+        f"{seen}: chaos reads the record while the run goes on; put --folder on a local disk, with "
+        "journal.locking=shared"
     )
 
 
@@ -54,7 +55,9 @@ def wall_of(run_dir: Path, recipe: Recipe) -> float:
     if status != "finished":
         raise RecipeError(f"--undisturbed {run_dir}: it is not finished, but {status}")
     if deaths or starts != 1:
-        raise RecipeError(f"--undisturbed {run_dir}: it was disturbed: {starts} starts, {', '.join(deaths) or 'no deaths'}")
+        raise RecipeError(
+            f"--undisturbed {run_dir}: it was disturbed: {starts} starts, {', '.join(deaths) or 'no deaths'}"
+        )
     ours, theirs = _learning(recipe), _learning(found)
     if other := [section for section in ours if ours[section] != theirs[section]]:
         raise RecipeError(f"--undisturbed {run_dir} is a run of another recipe: [{other[0]}] differs")

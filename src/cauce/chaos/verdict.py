@@ -139,7 +139,7 @@ def _told(fault: Fault, faults: Sequence[Fault], journal: JournalReader) -> dict
     until = min((f.time for f in faults if f.time > fault.time and not f.worker), default=float("inf"))
 
     def first(kind: str, since: float, **words: str) -> tuple[float, dict[str, Any]] | None:
-        for event in journal.events(kind):
+        for event in sorted(journal.events(kind), key=lambda event: event.time):
             says = all(str(event.detail.get(key, "")).startswith(word) for key, word in words.items())
             if since <= event.time < until and says:
                 return event.time, event.detail
@@ -180,7 +180,7 @@ def _split(run_dir: Path, wall_s: float) -> dict[str, float]:
         for name, value in row.items():
             if name.startswith("time/"):
                 part = name.removeprefix("time/")
-                totals[part] = totals.get(part, 0.0) + value
+                totals[part] = totals.get(part, 0.0) + float(value or 0.0)
     inside = sum(totals.get(part, 0.0) for part in ("total", "eval", "checkpoint"))
     totals.pop("total", None)
     return {**totals, "outside": wall_s - inside}

@@ -34,7 +34,8 @@ def chaos(
         ),
     ] = "rollout=1",
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Faults end after so many; by default with the run.", show_default=False)
+        float | None,
+        typer.Option(min=0.1, help="Faults end after so many; by default with the run.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the moments at which they come.")] = 0,
     undisturbed: Annotated[
@@ -94,8 +95,8 @@ def _show(result: dict[str, Any], *, asked: Sequence[str]) -> None:
         if count:
             typer.secho(f"  {name:22} {count:6d}", fg=typer.colors.RED)
     typer.secho(
-        f"{'effective':24} {result['effective']:6.1%}  {walls['undisturbed']:.0f} s in peace, {walls['disturbed']:.0f} s "
-        f"with {len(result['faults'])} faults",
+        f"{'effective':24} {result['effective']:6.1%}  {walls['undisturbed']:.0f} s in peace, "
+        f"{walls['disturbed']:.0f} s with {len(result['faults'])} faults",
         bold=True,
     )
     Console().print(_fault_table({kind: result["by_kind"].get(kind, {"count": 0}) for kind in asked}))

@@ -86,7 +86,7 @@ def resident_megabytes(pid: int) -> float:
 
 
 def process_state(pid: int) -> str:
-    """One letter, as ps has it: R runs, S sleeps, T is stopped, Z has ended; empty if it is gone or there is no /proc."""
+    """One letter, as ps has it: R runs, S sleeps, T is stopped, Z has ended; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

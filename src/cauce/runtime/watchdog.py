@@ -11,8 +11,8 @@ from cauce.runtime.world import Call, Clock
 
 WARNING_S = 45.0
 LOOK_S = 1.0  # between two looks
-# One verb of a learner may take long: it is late once it takes so many times the longest so far, and at the latest after
-# LEARNER_S.
+# One verb of a learner may take long: it is late once it takes so many times the longest so far, and at the latest
+# after LEARNER_S.
 USUAL = 3
 LEARNER_S = 600.0
 

@@ -4,6 +4,8 @@
 """
 
 import hashlib
+import logging
+import re
 import shutil
 import signal
 import tempfile
@@ -73,6 +75,7 @@ class Report:
 def simulate(seed: int, cast: Cast | None = None) -> Report:
     """Runs a seed to its end, and a synchronous one once more without faults."""
     cast = cast or Cast()
+    logging.getLogger("cauce.stages.run").setLevel(logging.ERROR)  # what it says of a full disk is in the trace
     script = Script(seed)
     violation, status, ended, compared, life = "", "", None, False, None
     with _folder() as folder:
@@ -159,7 +162,7 @@ class _Life:
                 raise  # by a person, who wants to stop the simulation
             return "interrupted"
         except (CauceError, OSError) as error:
-            text = str(error).replace(str(self.run_dir), "RUN")
+            text = re.sub(r"pid \d+", "pid", str(error)).replace(str(self.run_dir), "RUN")
             self._require(f"{type(error).__name__}: {text}", self._is_allowed(error))
             return type(error).__name__
         except Exception as error:
