@@ -18,7 +18,7 @@ help:
 	@echo "make format     rewrite files the way check wants them"
 	@echo "make docs       write docs/recipe.md and docs/metrics.md again from the code"
 	@echo "make bench      measure, and write benchmarks/results.json (make bench NAME: one of them)"
-	@echo "make verify     check, test, test-long"
+	@echo "make verify     check, test, test-long, 10,000 simulated runs, chaos on the quickstart (an hour)"
 	@echo "make clean      remove caches and .venv (runs/ stays)"
 
 setup: $(STAMP)
@@ -68,7 +68,14 @@ endif
 bench: model
 	$(BIN)/python benchmarks/run.py $(NAMES)
 
+# What takes longer than continuous integration has time for: about half an hour more on two cores.
+VERIFY := runs/verify-$(shell date +%Y%m%d-%H%M%S)
+
 verify: check test test-long
+	$(BIN)/cauce simulate --seeds 10000 --jobs 2
+	$(BIN)/cauce chaos quickstart --faults rollout=1 --folder $(VERIFY)
+	$(BIN)/cauce chaos quickstart --faults driver=0.6,learner=0.6 \
+	    --undisturbed $(VERIFY)/undisturbed --folder $(VERIFY)-driver
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

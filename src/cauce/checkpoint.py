@@ -1,8 +1,9 @@
 """Checkpoints on disk: RUN/checkpoints/plan_000010/, there whole or not at all.
- A checkpoint is written beside (`plan_000010.tmp-<pid>`), every file and the folder are fsynced, a list of
-the files with their sizes is written last, and one rename makes it visible. Only after `save` returns may the
-caller record it. What stands in a folder is the learner's; when a checkpoint is due, and which one a run goes
-on from, is the caller's."""
+
+A checkpoint is written beside (`plan_000010.tmp-<pid>`), every file and the folder are fsynced, a list of the files
+with their sizes is written last, and one rename makes it visible. Only after `save` returns may the caller record it.
+What stands in a folder is the learner's; when a checkpoint is due, and which one a run goes on from, is the caller's.
+"""
 
 import json
 import os

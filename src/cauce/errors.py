@@ -6,6 +6,7 @@
     |-- RewardError (RuntimeError)      the reward cannot be loaded, or fails above the stated rate
     |-- ModelError (RuntimeError)       a model cannot be loaded, or fails a probe
     |-- WeightsError (RuntimeError)     published weights are missing, torn or of other names
+    |   `-- VersionGoneError            newer ones have taken their place
     |-- JournalError (RuntimeError)     the record is broken, or an operation would break it
     |   `-- FencedError                 another process owns this run
     |-- ResourceError (RuntimeError)    this machine or cluster cannot hold what the recipe asks for
@@ -42,6 +43,10 @@ class CheckpointError(CauceError, RuntimeError):
 
 class WeightsError(CauceError, RuntimeError):
     """Published weights are missing, torn or carry other names."""
+
+
+class VersionGoneError(WeightsError):
+    """A version that was published is no longer kept: newer ones have taken its place."""
 
 
 class JournalError(CauceError, RuntimeError):

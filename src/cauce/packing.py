@@ -1,13 +1,13 @@
 """Packing: the answers of a step, cut into micro-batches in which each group's prompt stands once.
 
-    [prompt of group 0 | answer | answer | ... | prompt of group 1 | answer | ...]     one flat row of N
-    tokens
- Position ids restart at every prompt, and each answer goes on where its prompt ends. The layout also says
-which position predicts which trained token, so that logits are made for those alone; the first token of every
-answer is predicted by the last token of its prompt. Tokens behind the last trained one of an answer predict
-nothing and are left out, so an answer of T trained tokens costs T - 1. Nothing is ever truncated: an answer
-that is over budget by itself gets a micro-batch of its own. Sequences without a trained token are left out
-here; the global counts that the loss is divided by are made elsewhere, from all of them.
+    [prompt of group 0 | answer | answer | ... | prompt of group 1 | answer | ...]     one flat row of N tokens
+
+Position ids restart at every prompt, and each answer goes on where its prompt ends. The layout also says which
+position predicts which trained token, so that logits are made for those alone; the first token of every answer is
+predicted by the last token of its prompt. Tokens behind the last trained one of an answer predict nothing and are
+left out, so an answer of T trained tokens costs T - 1. Nothing is ever truncated: an answer that is over budget by
+itself gets a micro-batch of its own. Sequences without a trained token are left out here; the global counts that the
+loss is divided by are made elsewhere, from all of them.
 
 Between advantages and the packed forward. NumPy only: models/packed_attention.py turns a layout into tensors.
 """

@@ -91,6 +91,7 @@ def test_dapo_clips_higher_above_than_below() -> None:
     ],
 )
 def test_clip_metrics_count_lost_gradients_only(ratio: float, advantage: float, low: int, high: int) -> None:
+    """J9."""
     _, gradient, metrics = ratio_terms(algorithm(), ratio, advantage)
     assert (metrics["clip_low"], metrics["clip_high"]) == (low, high)
     assert (gradient == 0.0) == bool(low or high or advantage == 0.0)
@@ -274,6 +275,7 @@ def test_metrics_of_micro_batches_are_sums_and_not_means_of_means() -> None:
 
 
 def test_mean_ratio_of_an_unchanged_policy_is_one() -> None:
+    """J7."""
     _, _, metrics = terms(
         algorithm(), logp=[-1.0, -2.0, -3.0, -4.0], proximal=[-1.0, -2.0, -3.0, -4.0], advantage=[1.0] * 4
     )

@@ -134,6 +134,7 @@ def test_every_error_has_a_code() -> None:
         "ResourceError": 2,
         "CheckpointError": 1,
         "WeightsError": 1,
+        "VersionGoneError": 1,
         "JournalError": 1,
         "FencedError": 3,
         "WorkerError": 1,

@@ -57,7 +57,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     assert names == {
         *("train", "resume", "replay", "fork", "plan", "check", "recipes", "doctor"),
-        *("runs", "show", "samples", "report", "chat"),
+        *("runs", "show", "samples", "report", "chat", "chaos", "simulate"),
     }
     assert all(name in out for name in [*names, "model"])
 

@@ -200,6 +200,7 @@ def test_a_batch_without_any_signal_leaves_fresh_weights_alone(learner_of):
 
 
 def test_metrics_are_means_over_tokens_of_the_whole_step(learner_of):
+    """J6, J8: an entropy is between 0 and the logarithm of the vocabulary."""
     sequences = [sequence(0, [1, 2], [3]), sequence(1, [4, 5], list(range(10, 19)))]
     apart = [learner_of().forward_backward(make_batch([s]))["policy/entropy"] for s in sequences]
     together = learner_of(token_budget=1).forward_backward(make_batch(sequences))["policy/entropy"]

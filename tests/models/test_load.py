@@ -31,7 +31,6 @@ def test_loads_every_kind(tmp_path: Path, kind: str) -> None:
     assert loaded.context_length == 64
     assert loaded.eos_token_ids == (EOS_ID,)
     assert not loaded.model.training
-    assert loaded.digest == weights_digest(tmp_path)
 
 
 def test_eos_ids_of_generation_config_and_tokenizer_are_joined(tmp_path: Path) -> None:

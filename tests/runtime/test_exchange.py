@@ -110,11 +110,48 @@ def test_silence_is_told_once_with_names_and_then_ends_the_run() -> None:
         rig.clock.sleep(seconds)
         rig.exchange.turn()
     (text,) = rig.told
+    assert "no word for 61 s" in text
     assert "rollout-0 generates task 7, 2 answers missing" in text
     assert "reward-0 scores task 8" in text
     rig.clock.sleep(300)
     with pytest.raises(TrainingStopped, match=r"nothing has happened for 37\d s; it waited for: rollout-0"):
         rig.exchange.turn()
+
+
+def test_one_that_is_late_is_named_although_others_work() -> None:
+    rig = Rig()
+    rig.pool.submit(request(7))
+    rig.workers.held.add("rollout-0")
+    for second in range(80):
+        rig.clock.sleep(1)
+        rig.rewards.submit(job(second))
+        rig.exchange.turn()
+    (text,) = rig.told
+    assert text.startswith("no word for 4")  # within a minute, and once
+    assert "rollout-0 generates task 7" in text
+    assert "reward" not in text
+
+
+def test_a_learner_is_late_by_its_own_measure() -> None:
+    """One verb of a large model takes long: what was usual so far is no news."""
+    rig = Rig()
+    worker = Worker(name="learner-0", role="learner", handle=Learner())
+
+    def work(seconds: int) -> None:
+        call = Call(worker=worker, ref=("work", {}), started=rig.clock.monotonic())
+        rig.workers.held.add("learner-0")
+        for _ in range(seconds):
+            rig.clock.sleep(1)
+            assert rig.exchange.turn(extra=[call]) == []
+        rig.workers.held.clear()
+        assert rig.exchange.turn(extra=[call]) == [call]
+
+    work(100)
+    assert rig.told == ["no word for 46 s; waiting for: learner-0 works"]
+    work(250)
+    assert len(rig.told) == 1
+    work(650)
+    assert rig.told[1:] == ["no word for 601 s; waiting for: learner-0 works"]
 
 
 def test_any_news_ends_the_silence() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cauce.errors import WorkerError
+from cauce.errors import VersionGoneError, WeightsError, WorkerError
 from cauce.runtime.restarts import DEATHS_IN_A_ROW
 from tests.fakes import ScriptedRollout, request
 from tests.runtime.rig import PoolRig
@@ -203,3 +203,57 @@ def test_a_cancelled_task_brings_no_answers() -> None:
     news = rig.generate()
     assert news.completions == []
     assert rig.made["rollout-0"].cancelled == [5]
+
+
+class LateRollout(ScriptedRollout):
+    """Comes to its first call so late that the version is gone."""
+
+    error: type[WeightsError] = VersionGoneError
+
+    def work(self, **kwargs):
+        if kwargs["version"] == 1:
+            raise self.error("version 1 is not there; there are [2]")
+        return super().work(**kwargs)
+
+
+def test_an_actor_that_is_late_for_a_version_gets_the_one_of_now() -> None:
+    rig = Rig(1)
+    rig.workers.make = lambda name: LateRollout()
+    rig.pool.shutdown()
+    rig.pool.serve(1)
+    for task in (0, 1):
+        rig.pool.submit(request(task))
+    rig.pool.fill()
+    calls = rig.pool.calls()
+    rig.pool.serve(2)
+    rig.pool.cancel(1)
+    news = rig.pool.take(calls)
+    assert (news.completions, news.lost) == ([], [])
+    assert {(c.task, c.index) for c in rig.generate().completions} == {(0, 0), (0, 1)}
+    assert rig.pool.is_idle()
+
+
+class TornRollout(LateRollout):
+    error = WeightsError
+
+
+def test_weights_that_are_not_what_was_published_are_an_error_however_late() -> None:
+    rig = Rig(1)
+    rig.workers.make = lambda name: TornRollout()
+    rig.pool.shutdown()
+    rig.pool.serve(1)
+    rig.pool.submit(request(0))
+    calls = rig.pool.calls()
+    rig.pool.serve(2)
+    with pytest.raises(WeightsError):
+        rig.pool.take(calls)
+
+
+def test_a_version_of_now_that_cannot_be_read_is_an_error() -> None:
+    rig = Rig(1)
+    rig.workers.make = lambda name: LateRollout()
+    rig.pool.shutdown()
+    rig.pool.serve(1)
+    rig.pool.submit(request(0))
+    with pytest.raises(WeightsError, match="version 1 is not there"):
+        rig.generate()

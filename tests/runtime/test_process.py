@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cauce.runtime.process import available_cpus, process_tree, resident_megabytes, tree_megabytes
+from cauce.runtime.process import available_cpus, process_state, process_tree, resident_megabytes, tree_megabytes
 
 PARENT = """
 import subprocess, sys, time
@@ -62,6 +62,18 @@ def test_a_process_that_is_gone_weighs_nothing() -> None:
     done.wait()
     assert resident_megabytes(done.pid) == 0.0
     assert process_tree(done.pid) == [done.pid]
+
+
+def test_the_state_of_a_process_is_told() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os.kill(child.pid, signal.SIGSTOP)
+    deadline = time.time() + 10
+    while process_state(child.pid) != "T" and time.time() < deadline:
+        time.sleep(0.01)
+    assert process_state(child.pid) == "T"
+    child.kill()
+    child.wait()
+    assert process_state(child.pid) == ""
 
 
 def test_cpus_are_those_that_this_process_may_use() -> None:

@@ -72,7 +72,7 @@ def test_a_result_carries_its_job_one_outcome_an_answer_and_its_numbers() -> Non
 
 
 def test_waiting_in_the_queue_costs_no_group_its_time() -> None:
-    """E3: the first is stuck; the second waits longer than the limit and is scored all the same."""
+    """E3, E4: the first is stuck; the second waits longer than the limit and is scored all the same."""
     rig = Rig(1)
     rig.workers.held.add("reward-0")
     rig.submit(0)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cauce import __version__
-from cauce.cli import chat, check, doctor, inspect, model, runs, train
+from cauce.cli import chaos, chat, check, doctor, inspect, model, runs, simulate, train
 from cauce.cli.exit_codes import exit_code
 from cauce.errors import CauceError
 
@@ -55,6 +55,8 @@ app.command(rich_help_panel="Runs")(runs.show)
 app.command(rich_help_panel="Runs")(runs.samples)
 app.command(rich_help_panel="Runs")(inspect.report)
 app.command(rich_help_panel="Runs")(chat.chat)
+app.command(context_settings=_SETTINGS, rich_help_panel="Proofs")(chaos.chaos)
+app.command(rich_help_panel="Proofs")(simulate.simulate)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

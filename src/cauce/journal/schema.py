@@ -7,7 +7,8 @@ owner.py for how a second one is kept out, and store.py for the operations.
 
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -187,25 +188,37 @@ def create_tables(connection: sqlite3.Connection, meta: Mapping[str, str]) -> No
     if taken:
         raise JournalError(f"meta {taken} belong to the journal; choose other keys")
     own = {"format_version": str(FORMAT_VERSION), "owner_epoch": "0", "owner": ""}
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with _one_commit(connection):
         for statement in re.sub("--.*", "", SCHEMA).split(";"):  # executescript would commit in between
             connection.execute(statement)
         connection.executemany("INSERT INTO meta VALUES (?, ?)", [*own.items(), *meta.items()])
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
 
 
 def raise_epoch(connection: sqlite3.Connection) -> int:
     """Every owner has an epoch of its own; one that remembers an older number is fenced off."""
-    connection.execute("BEGIN IMMEDIATE")
-    epoch = 1 + int(connection.execute("SELECT value FROM meta WHERE key = 'owner_epoch'").fetchone()[0])
-    values = {"owner_epoch": str(epoch), "owner": this_process(epoch=epoch).to_json()}
-    connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in values.items()])
-    connection.execute("COMMIT")
+    with _one_commit(connection):
+        epoch = 1 + int(connection.execute("SELECT value FROM meta WHERE key = 'owner_epoch'").fetchone()[0])
+        values = {"owner_epoch": str(epoch), "owner": this_process(epoch=epoch).to_json()}
+        connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in values.items()])
     return epoch
+
+
+@contextmanager
+def _one_commit(connection: sqlite3.Connection) -> Iterator[None]:
+    """For the writes of a start; everything later goes through commits.py."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("COMMIT")
+    except BaseException as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            raise JournalError(
+                f"the journal could not be written at the start: {error}. Make room or repair the disk; what was "
+                "recorded before is safe"
+            ) from error
+        raise
 
 
 def plain(value: Any) -> Any:

@@ -39,6 +39,8 @@ class Journal(JournalReader):
     `group_size` (how many answers a task needs before it is ready; any number without the key).
     """
 
+    writer = PayloadWriter
+
     def __init__(
         self,
         run_dir: Path,
@@ -55,7 +57,7 @@ class Journal(JournalReader):
         owner = this_process(epoch=schema.raise_epoch(connection), locking=locking)
         lock.describe(owner)
         self.owner = owner
-        self._payloads = PayloadWriter(self._payload_folder, epoch=owner.epoch, max_file_bytes=max_file_bytes)
+        self._payloads = self.writer(self._payload_folder, epoch=owner.epoch, max_file_bytes=max_file_bytes)
         self._commits = Commits(connection, self._payloads, owner=owner, where=f"journal of {run_dir}")
 
     @classmethod

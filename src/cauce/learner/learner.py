@@ -1,9 +1,10 @@
-"""The learner: trainable weights behind the verbs score, forward_backward, optim_step, weights, save and
-load.
- It turns a batch into gradients through the packed forward, and gradients into new weights. What enters the
-loss and how it is divided is decided before (algorithms/): the learner sums parts that are already divided by
-the counts of the whole optimizer step. Dropout is off throughout, so that a sequence has one log-probability.
-Left out: any knowledge of plans, versions and journals, and more than one rank."""
+"""The learner: trainable weights behind the verbs score, forward_backward, optim_step, weights, save and load.
+
+It turns a batch into gradients through the packed forward, and gradients into new weights. What enters the loss and
+how it is divided is decided before (algorithms/): the learner sums parts that are already divided by the counts of
+the whole optimizer step. Dropout is off throughout, so that a sequence has one log-probability. Left out: any
+knowledge of plans, versions and journals, and more than one rank.
+"""
 
 import copy
 import math

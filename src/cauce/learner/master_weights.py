@@ -1,9 +1,11 @@
 """The weights of record: float32, each parameter once, beside a copy in the dtype that the model computes in.
- Updates at the learning rates of RL are smaller than bf16 can hold (a weight of 1.0 next to bf16's step of
-0.008), so they are applied to float32 masters, and the compute copy is made anew after each step. Gradients
-of the copy are added to float32 sums as soon as autograd has finished each of them, so that cutting a step
-into micro-batches rounds nothing away and two copies of all gradients never exist. Where the model computes
-in float32, its own parameters are the masters and there is no copy."""
+
+Updates at the learning rates of RL are smaller than bf16 can hold (a weight of 1.0 next to bf16's step of 0.008), so
+they are applied to float32 masters, and the compute copy is made anew after each step. Gradients of the copy are
+added to float32 sums as soon as autograd has finished each of them, so that cutting a step into micro-batches rounds
+nothing away and two copies of all gradients never exist. Where the model computes in float32, its own parameters are
+the masters and there is no copy.
+"""
 
 from collections.abc import Callable, Mapping
 

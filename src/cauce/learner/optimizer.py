@@ -1,8 +1,9 @@
-"""AdamW over the float32 masters: schedule, clipping by the global norm, and the guard against non-finite
-numbers.
- A step whose loss or gradient is not finite changes nothing: no weight, no moment, no place in the schedule.
-Clipping by norm alone would not stop it, since NaN divided by NaN is NaN. Weight decay is decoupled and
-leaves vectors (biases, norms) alone. PyTorch's fused AdamW reads and writes each number once."""
+"""AdamW over the float32 masters: schedule, clipping by the global norm, and the guard against non-finite numbers.
+
+A step whose loss or gradient is not finite changes nothing: no weight, no moment, no place in the schedule. Clipping
+by norm alone would not stop it, since NaN divided by NaN is NaN. Weight decay is decoupled and leaves vectors
+(biases, norms) alone. PyTorch's fused AdamW reads and writes each number once.
+"""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """The learning rate as a pure function of the number of optimizer steps taken.
- Plans, micro-batches and epochs do not enter: a schedule that counts anything but optimizer steps decays too
-fast or too slowly as soon as a plan has several mini-batches. A skipped step (non-finite numbers) is not
-counted."""
+
+Plans, micro-batches and epochs do not enter: a schedule that counts anything but optimizer steps decays too fast or
+too slowly as soon as a plan has several mini-batches. A skipped step (non-finite numbers) is not counted.
+"""
 
 import math
 from typing import Literal

@@ -4,6 +4,7 @@ An evaluation is a file of answers, RUN/eval/before.jsonl, plan_000010.jsonl or 
 the mean reward over scored answers; an answer whose reward failed is counted apart, never as 0.
 """
 
+import functools
 import importlib.metadata
 import json
 import math
@@ -159,7 +160,8 @@ def build_summary(
     }
 
 
-def environment() -> dict[str, str]:
+@functools.cache
+def environment() -> Mapping[str, str]:
     """Versions and machine of this process, for `details`; nothing is imported to ask."""
     facts = {
         "python": platform.python_version(),

@@ -1,10 +1,11 @@
 """The packed forward: log-probabilities and entropies of the trained tokens of one micro-batch.
- Two paths, and the model's attention setting says which: with `cauce_packed` (see models/packed_attention.py)
-each group's prompt is read once; otherwise every answer becomes a plain right-padded row with its own prompt,
-which is the reference and the way for models that fail the probe. Both make logits through the model's own
-head, so that scaled or capped logits stay what they are, for positions that predict a trained token alone,
-and in chunks: a vocabulary of 49,152 is 200 kB per token in float32. Temperature is applied before anything
-else; the log-softmax is float32 even where the model computes in bf16. The entropy carries no gradient.
+
+Two paths, and the model's attention setting says which: with `cauce_packed` (see models/packed_attention.py) each
+group's prompt is read once; otherwise every answer becomes a plain right-padded row with its own prompt, which is the
+reference and the way for models that fail the probe. Both make logits through the model's own head, so that scaled or
+capped logits stay what they are, for positions that predict a trained token alone, and in chunks: a vocabulary of
+49,152 is 200 kB per token in float32. Temperature is applied before anything else; the log-softmax is float32 even
+where the model computes in bf16. The entropy carries no gradient.
 
 Between packing and the losses. Letters: N packed token, M trained token, V vocabulary, B row.
 """

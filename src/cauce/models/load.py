@@ -43,7 +43,6 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     eos_token_ids: tuple[int, ...]
     context_length: int
-    digest: str  # sha256 over the weight files
     path: str
 
 
@@ -61,7 +60,6 @@ def load_model(path: str, *, dtype: torch.dtype, attention: str) -> LoadedModel:
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         context_length=int(context) if context else NO_LIMIT,
-        digest=weights_digest(folder),
         path=str(folder),
     )
 

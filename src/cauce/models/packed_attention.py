@@ -1,16 +1,17 @@
 """Attention over a packed row: every answer sees its prompt and itself, and nothing else.
- Registered with transformers under the name `cauce_packed`. The model calls it in each layer with queries,
-keys and values of the flat row; the layout arrives as the keyword `cauce_layout` of the model's own forward.
-Prompts attend in a batch of rows [G, P]; answers attend in a batch [A, T] to their prompt's keys followed by
-their own. A prompt's keys and values are gathered once per answer, so that autograd sums their gradient; the
-largest mask is [A, T, P + T], and there is none over the whole row. Windows are applied to positions, not to
-places in the row, and per layer.
- A dense mask over each group's row (a "tree") was measured beside this and is not faster: 8 groups x 8
-answers, prompt 44, answer 24: 0.93 s against 0.86 s for 30 layers, forward and backward; 4.6 s against 2.4 s
-at 128.
- Left out: soft-capped scores, attention sinks, ALiBi. A model that needs them fails the probe
-(models/probe.py) and takes unshared rows instead. Letters: G prompt, A answer, P padded prompt, T padded
-answer, S = P + T."""
+
+Registered with transformers under the name `cauce_packed`. The model calls it in each layer with queries, keys and
+values of the flat row; the layout arrives as the keyword `cauce_layout` of the model's own forward. Prompts attend in
+a batch of rows [G, P]; answers attend in a batch [A, T] to their prompt's keys followed by their own. A prompt's keys
+and values are gathered once per answer, so that autograd sums their gradient; the largest mask is [A, T, P + T], and
+there is none over the whole row. Windows are applied to positions, not to places in the row, and per layer.
+
+A dense mask over each group's row (a "tree") was measured beside this and is not faster: 8 groups x 8 answers, prompt
+44, answer 24: 0.93 s against 0.86 s for 30 layers, forward and backward; 4.6 s against 2.4 s at 128.
+
+Left out: soft-capped scores, attention sinks, ALiBi. A model that needs them fails the probe (models/probe.py) and
+takes unshared rows instead. Letters: G prompt, A answer, P padded prompt, T padded answer, S = P + T.
+"""
 
 from typing import Any
 

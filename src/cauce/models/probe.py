@@ -1,8 +1,10 @@
 """The load-time probe: does this model, with packed rows, say what it says with plain rows?
- Short float32 forwards over random tokens: prompts and answers of unequal lengths, packed in one row, against
-each answer alone in a plain right-padded row through the model's own attention. A model that carries state
-along the row (recurrent layers), adds biases by place (ALiBi) or cannot take another attention function
-fails, and trains on plain rows: slower, and right."""
+
+Short float32 forwards over random tokens: prompts and answers of unequal lengths, packed in one row, against each
+answer alone in a plain right-padded row through the model's own attention. A model that carries state along the row
+(recurrent layers), adds biases by place (ALiBi) or cannot take another attention function fails, and trains on plain
+rows: slower, and right.
+"""
 
 import copy
 import logging

@@ -5,19 +5,14 @@ Waits for: any one of them, at most `timeout_s`. Unblocked by: a result, a death
 outcomes, given to the desk that asked for them - training tasks have ids from 0 up, evaluation uses negative ones.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from cauce.errors import TrainingStopped
 from cauce.runtime.pool import Lost, News, RolloutPool
 from cauce.runtime.reward_pool import RewardPool, ScoredJob
+from cauce.runtime.watchdog import Watchdog
 from cauce.runtime.world import Call, Clock, Workers
 from cauce.types import Completion
-
-log = logging.getLogger(__name__)
-
-STALL_WARNING_S = 60.0
 
 
 class Desk(Protocol):
@@ -33,7 +28,7 @@ class Desk(Protocol):
 
 
 class Exchange:
-    """Connects pools and desks, keeps the time that each kind of waiting took, and watches for a stall."""
+    """Connects pools and desks, and keeps what the watchdog and the metrics need."""
 
     def __init__(
         self,
@@ -50,15 +45,13 @@ class Exchange:
         self._workers = workers
         self.pool = pool
         self.rewards = rewards
-        self._clock = clock
-        self._stall_s = stall_s
-        self._on_stall = on_stall
-        self._last_event = clock.monotonic()
-        self._warned = False
+        self.clock = clock
+        self._watchdog = Watchdog(clock=clock, limit_s=stall_s, tell=on_stall)
         self.training: Desk | None = None
         self.evaluation: Desk | None = None
         self.num_tokens = 0
         self.sync_s = 0.0
+        self.control_s = 0.0  # spent on what came back: leases, the record of it, the watchdog
         self.served: dict[str, tuple[int, str]] = {}
 
     def turn(self, *, timeout_s: float = 1.0, extra: Sequence[Call] = ()) -> list[Call]:
@@ -67,16 +60,20 @@ class Exchange:
         if calls:
             done = self._workers.wait(calls, timeout_s=timeout_s)
         else:
-            self._clock.sleep(0.05)  # a pool in its pause before a replacement
+            self.clock.sleep(0.05)  # a pool in its pause before a replacement
             done = []
         self._on_turn()
+        began = self.clock.monotonic()
         news = self.pool.take(done)
         scored = self.rewards.take(done)
         self._hand_out(news, scored)
-        if done or news.lost or scored or extra:
-            self._last_event, self._warned = self._clock.monotonic(), False
-        else:
-            self._watch()
+        self._watchdog.look(
+            calls,
+            done,
+            is_news=bool(done or news.lost or scored or extra),
+            waiting_for=lambda: self.pool.waiting_for() + self.rewards.waiting_for(),
+        )
+        self.control_s += self.clock.monotonic() - began
         return [call for call in extra if call in done]
 
     def _hand_out(self, news: News, scored: Sequence[ScoredJob]) -> None:
@@ -94,15 +91,6 @@ class Exchange:
                 desk.on_scored(outcomes)
             if progressed := {task for task in news.progressed if owns(task)}:
                 desk.on_progress(progressed)
-
-    def _watch(self) -> None:
-        silent = self._clock.monotonic() - self._last_event
-        waiting = "; ".join(self.pool.waiting_for() + self.rewards.waiting_for()) or "nothing that is known"
-        if silent > STALL_WARNING_S and not self._warned:
-            self._warned = True
-            self._on_stall(f"nothing has happened for {silent:.0f} s; waiting for: {waiting}")
-        if silent > self._stall_s:
-            raise TrainingStopped(f"nothing has happened for {silent:.0f} s; it waited for: {waiting}")
 
 
 def _is_training(task: int) -> bool:

@@ -1,7 +1,7 @@
 """The numbers of one plan: what was sampled, what was learned, and where the time went."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -49,15 +49,16 @@ class PhaseTimer:
     is carried over to the next plan; the latter two stand beside its total, since they are not due at every plan.
     """
 
-    def __init__(self, *, exchange: Exchange, journal: Journal) -> None:
+    def __init__(self, *, exchange: Exchange, journal: Journal, clock: Callable[[], float] = time.perf_counter) -> None:
         self._exchange = exchange
         self._journal = journal
+        self._clock = clock
         self._split: dict[str, float] = {}
         self.carried: dict[str, float] = {}  # seconds that no plan has in its split yet
         self.start()
 
     def start(self) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         self._began = self._mark = self._turn_mark = now
         self._split = {}
         self._reward_s = 0.0
@@ -68,14 +69,14 @@ class PhaseTimer:
 
     def note_waiting(self) -> None:
         """Called after each turn of the wait for groups."""
-        now = time.perf_counter()
+        now = self._clock()
         if self._only_rewards:  # as it stood before the turn: the turn that brings the last answers is generation
             self._reward_s += now - self._turn_mark
         self._only_rewards = self._exchange.pool.is_idle() and not self._exchange.rewards.is_idle()
         self._turn_mark = now
 
     def stop(self, phase: str) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         self._split[phase] = self._split.get(phase, 0.0) + now - self._mark
         self._mark = self._turn_mark = now
 
@@ -83,7 +84,7 @@ class PhaseTimer:
         """The split of the plan that ends now."""
         carried, self.carried = self.carried, {}
         published = carried.get("sync", 0.0)
-        total = time.perf_counter() - self._began
+        total = self._clock() - self._began
         journal = self._journal.seconds_spent - self._journal_at_start
         pulled = self._exchange.sync_s - self._sync_at_start
         sync = pulled + published

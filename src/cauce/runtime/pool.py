@@ -9,6 +9,7 @@ worker can be given one for itself (`alone`). Dead ones are replaced by the rule
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cauce.errors import VersionGoneError
 from cauce.runtime.restarts import Restarts
 from cauce.runtime.roles import RolloutWorker, WorkResult
 from cauce.runtime.world import Call, Clock, Worker, WorkerDied, Workers
@@ -48,6 +49,8 @@ class _Member:
     open: dict[tuple[int, int], GenerationRequest] = field(default_factory=dict)  # (task, index) not back yet
     cancel: list[int] = field(default_factory=list)
     call: Call | None = None
+    sent: tuple[GenerationRequest, ...] = ()  # with the call
+    asked: tuple[str, int] = ("", -1)  # lineage and version that the call asks for
     is_reserved: bool = False  # for a request that must be alone: it takes no other until that one is done
 
 
@@ -116,13 +119,14 @@ class RolloutPool:
         self.fill()
         for member in self._members:
             if member.call is None and (member.open or member.cancel):
+                member.sent, member.asked = tuple(member.waiting), (self._lineage, self._version)
                 member.call = self._workers.call(
                     member.worker,
                     RolloutWorker.work,
                     epoch=self._epoch,
                     version=self._version,
                     lineage=self._lineage,
-                    requests=tuple(member.waiting),
+                    requests=member.sent,
                     cancel=tuple(member.cancel),
                     seconds=SLICE_S,
                 )
@@ -191,6 +195,14 @@ class RolloutPool:
             result: WorkResult = self._workers.result(call)
         except WorkerDied as death:
             self._bury(member, str(death), news)
+            return
+        except VersionGoneError:
+            if member.asked == (self._lineage, self._version):
+                raise
+            # It came to the call so late that newer versions have taken the place of the one it was to pull. It has not
+            # begun the requests, and gets them once more, with the version of now.
+            unsent = [r for r in member.sent if any((r.task, index) in member.open for index in r.indices)]
+            member.waiting = unsent + member.waiting
             return
         for completion in result.completions:
             if member.open.pop((completion.task, completion.index), None) is not None:

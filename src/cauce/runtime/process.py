@@ -85,6 +85,14 @@ def resident_megabytes(pid: int) -> float:
     return 0.0
 
 
+def process_state(pid: int) -> str:
+    """One letter, as ps has it: R runs, S sleeps, T is stopped, Z has ended; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def process_tree(pid: int) -> list[int]:
     """`pid` and all its descendants, from /proc; only `pid` where there is no /proc."""
     children: dict[int, list[int]] = {}

@@ -4,6 +4,7 @@ Restarts are owned by the pool: `max_restarts` stays 0, because Ray restarts wit
 weights. Every worker writes RUN/logs/<name>.log, from which a death is explained: role, node, exit, last lines, memory.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from cauce.errors import CauceError, WorkerError
-from cauce.runtime.process import enter_worker, resident_megabytes
+from cauce.runtime.process import enter_worker, process_state, resident_megabytes
 from cauce.runtime.world import Call, Resources, Worker, WorkerDied
 
 START_TIMEOUT_S = 300.0
@@ -91,9 +92,13 @@ class RayWorkers:
             raise WorkerDied(self.describe_death(call.worker, _cause(error))) from None
 
     def kill(self, worker: Worker) -> None:
-        if worker.node == os.uname().nodename and worker.pid:
+        is_here = worker.node == os.uname().nodename and worker.pid
+        if is_here:
             _dump_stack(worker.pid)
         ray.kill(worker.handle, no_restart=True)
+        if is_here and process_state(worker.pid) == "T":  # Ray asks a process to end, which this one would never hear
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
 
     def describe_death(self, worker: Worker, cause: str) -> str:
         """Role, node, cause, memory when last seen, and the last lines of its own log."""

@@ -42,12 +42,15 @@ class Restarts:
         name = f"{self._role}-{self._names}"
         self._names += 1
         try:
-            return self._start(name)
+            worker = self._start(name)
         except CauceError as error:
             if not self.is_up:
                 raise
             self.count_death(name, str(error))
             return None
+        if self.is_up:
+            self._note("worker_started", {"worker": name})
+        return worker
 
     def count_death(self, name: str, cause: str) -> None:
         """

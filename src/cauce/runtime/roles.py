@@ -24,7 +24,7 @@ from cauce.types import Batch, Completion, GenerationRequest, Group, Row, Scored
 
 # Of freed memory a learner keeps from one step to the next, for each token of a micro-batch; their number is what a
 # user says of the memory that a step may take.
-KEPT_MB_PER_TOKEN = 2.0
+KEPT_MB_PER_TOKEN = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +182,9 @@ class LearnerWorker:
         self._epoch.check(epoch)
         folder = Path(run_dir)
         refuse = partial(refuse_older, folder, epoch=epoch)
-        path = str(checkpoint.save(folder, plan=plan, learner=self._learner, before_rename=refuse))
         give_back_memory()  # files are put together in memory before they are written
+        path = str(checkpoint.save(folder, plan=plan, learner=self._learner, before_rename=refuse))
+        give_back_memory()
         return path
 
     def load_checkpoint(self, *, path: str) -> None:

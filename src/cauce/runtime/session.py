@@ -132,7 +132,7 @@ class Session:
         self._reward = reward
         self._on_event = on_event
         self._on_note = on_note
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.peak_memory_mb = 0.0
         self._learner_worker: Worker | None = None
         self._num_learners = 0

@@ -4,13 +4,22 @@ on where the run stopped without a position having been saved."""
 import hashlib
 import json
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
 from cauce.data.order import row_index
 from cauce.data.source import RowSource
-from cauce.environments.single_turn import SingleTurn
+from cauce.environments.single_turn import RenderedPrompt
 from cauce.types import Row, Task
+
+
+class Environment(Protocol):
+    """What turns a row into a prompt, and an answer into text."""
+
+    def render(self, row: Row) -> RenderedPrompt: ...
+
+    def answer_text(self, token_ids: np.ndarray, eos_ids: Iterable[int]) -> str: ...
 
 
 class TaskSource:
@@ -19,7 +28,7 @@ class TaskSource:
     def __init__(
         self,
         rows: RowSource,
-        environment: SingleTurn,
+        environment: Environment,
         *,
         seed: int,
         shuffle: bool,

@@ -9,7 +9,6 @@ goes on while the learner works (`RemoteLearner` waits by turning the exchange).
 them knows the trainer.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -69,6 +68,7 @@ class Rebuilt:
     lineage: str
     saved: int  # the plan of the newest checkpoint; 0 without one
     redo_s: float  # what redoing the plans after it would take
+    took_s: float  # what taking up the record has taken this time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Trainer:
         self._published: dict[int, str] = {}
         self._non_finite = self._no_signal = 0
         self._evaluated = -1
-        self.timer = PhaseTimer(exchange=exchange, journal=journal)
+        self.timer = PhaseTimer(exchange=exchange, journal=journal, clock=exchange.clock.monotonic)
 
     def train(self) -> None:
         """The run, plan by plan. The first learner is made like one in place of another: from the record."""
@@ -212,13 +212,13 @@ class Trainer:
 
     def publish(self) -> None:
         """Makes the current weights what every engine serves from its next slice on."""
-        started = time.perf_counter()
+        started = self.exchange.clock.monotonic()
         self._published[self.version] = self._survive(
             lambda: self.learner.publish(version=self.version, lineage=self.lineage)
         )
         self.exchange.pool.serve(self.version, lineage=self.lineage)
         fault_point("after_publish")
-        self.timer.carry("sync", time.perf_counter() - started)
+        self.timer.carry("sync", self.exchange.clock.monotonic() - started)
 
     def check(self, plan: Plan, learned: Learned) -> None:
         """Stops a run that only looks as if it trained."""
@@ -258,10 +258,10 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Of the weights that engines serve."""
-        started = time.perf_counter()
+        started = self.exchange.clock.monotonic()
         self.hooks.evaluate(self.version)
         self._evaluated = self.version
-        self.timer.carry("eval", time.perf_counter() - started)
+        self.timer.carry("eval", self.exchange.clock.monotonic() - started)
 
     def checkpoint_if_due(self) -> None:
         """Due by count, or when redoing what came since the last one would take too long; always at the end."""
@@ -270,7 +270,7 @@ class Trainer:
         due = due or self.version >= self.recipe.run.plans or self.hooks.should_stop()
         if due and self._saved != self.version:
             self.journal.check_owner()
-            started = time.perf_counter()
+            started = self.exchange.clock.monotonic()
             self.hooks.on_phase("checkpoint", 0, 1)
             run_dir = self.journal.run_dir.absolute()  # workers may live in another folder than the driver
             path = self._survive(lambda: self.learner.save_checkpoint(run_dir=str(run_dir), plan=self.version))
@@ -279,7 +279,7 @@ class Trainer:
             fault_point("checkpoint_recorded")
             self._saved, self._redo_s = self.version, 0.0
             self.prune_checkpoints()
-            self.timer.carry("checkpoint", time.perf_counter() - started)
+            self.timer.carry("checkpoint", self.exchange.clock.monotonic() - started)
 
     def prune_checkpoints(self) -> None:
         """Leaves the newest that are to be kept."""
@@ -310,6 +310,8 @@ class Trainer:
         self.learner, self.lineage = rebuilt.learner, rebuilt.lineage  # its history may be a new one
         self.version = self.flow.version = rebuilt.version
         self._saved, self._redo_s = rebuilt.saved, rebuilt.redo_s
+        self.timer.stop("rebuild")  # counted apart: a plan's learning time is that of the learner that has learned it
+        self.journal.event("learner_ready", {"version": self.version, "saved": self._saved, "redo_s": rebuilt.took_s})
 
     def _capacity(self) -> int:
         """What staleness allows, and no more than the buffer can take: with reuse a plan uses up fewer tasks than

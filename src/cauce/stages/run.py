@@ -9,6 +9,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from cauce.runtime.forked import ForkTrainer, NoFlow
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
 from cauce.runtime.trainer import Hooks, Rebuilt, TaskFlow, Trainer, oldest_version
-from cauce.runtime.world import SystemClock, WorkerDied
+from cauce.runtime.world import WorkerDied
 from cauce.stages.prepare import Prepared
 from cauce.stages.record import total_steps
 from cauce.stages.stopping import StopSwitch
@@ -34,8 +35,11 @@ from cauce.types import Group, Plan
 log = logging.getLogger(__name__)
 
 
-def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer) -> dict[str, Any]:
+def run(
+    prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer, parts: "Parts | None" = None
+) -> dict[str, Any]:
     """A run from wherever its record stands to its end."""
+    parts = parts or Parts(session=Session)
     began = time.time()
     writer = MetricsWriter(run_dir)
     own_plans = journal.plans(from_number=journal.forked_at + 1)
@@ -48,7 +52,7 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
     try:
         plan = session_plan(prepared, journal, run_dir, epoch=owner.epoch)
         with (
-            Session(
+            parts.session(
                 plan,
                 reward=prepared.reward,
                 on_event=lambda kind, detail: _tell_event(journal, watcher, kind, detail),
@@ -60,7 +64,7 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
             watcher.on_start(_info(prepared, journal, session, run_dir))
             for note in (session.cluster.describe(), *(prepared.reward.notes if prepared.reward else ())):
                 watcher.on_note(note)
-            kind = _ForkTraining if journal.is_fork else _Training
+            kind = ForkTraining if journal.is_fork else parts.training
             training = kind(prepared, journal, run_dir, watcher, session, switch)
             try:
                 status = training.train()
@@ -85,9 +89,10 @@ def run(prepared: Prepared, journal: Journal, run_dir: Path, observer: Observer)
     return summary
 
 
-class _Training:
+class Training:
     """The trainer with its hooks: evaluation, reporting, rebuilding a learner."""
 
+    buffer_class, flow_class = Buffer, RolloutFlow
     trainer_class: type[Trainer] = Trainer
 
     def __init__(
@@ -102,7 +107,7 @@ class _Training:
         self.prepared, self.journal, self.run_dir = prepared, journal, run_dir
         self.watcher, self.session, self.switch = watcher, session, switch
         recipe = prepared.recipe
-        self.buffer = Buffer(
+        self.buffer = self.buffer_class(
             capacity=(recipe.buffer.max_staleness + 1) * recipe.learner.tasks_per_plan,
             max_reuse=recipe.buffer.max_reuse,
             sampling=recipe.buffer.sampling,
@@ -117,7 +122,7 @@ class _Training:
     def _make_flow(self) -> TaskFlow:
         prepared, recipe, session = self.prepared, self.prepared.recipe, self.session
         assert prepared.source is not None
-        flow = RolloutFlow(
+        flow = self.flow_class(
             journal=self.journal,
             pool=session.pool,
             rewards=session.rewards,
@@ -130,7 +135,7 @@ class _Training:
                 max_failure_rate=recipe.reward.max_failure_rate,
                 max_steps=recipe.run.plans,
             ),
-            clock=SystemClock(),
+            clock=session.clock,
             on_ready=self._on_ready,
         )
         session.exchange.training = flow
@@ -184,6 +189,7 @@ class _Training:
             "tasks": self.journal.counts(),
             "drops": self.journal.drops(),
             "journal_commits": self.journal.num_commits,
+            "control_s": round(self.session.exchange.control_s, 3),
             "time_after_last_plan_s": after,  # in no plan's split
         }
 
@@ -201,6 +207,7 @@ class _Training:
         fingerprint = learner.status()["fingerprint"]
         if "learner_threads" not in self.journal.meta:
             self.journal.set_meta("learner_threads", fingerprint["threads"])
+        began = self.session.clock.monotonic()
         result = rebuild(
             learner,
             run_dir=self.run_dir,
@@ -216,6 +223,7 @@ class _Training:
             lineage=self.journal.meta["lineage"],
             saved=result.saved,
             redo_s=result.redo_s,
+            took_s=self.session.clock.monotonic() - began,
         )
 
     def _evaluate(self, version: int) -> None:
@@ -246,13 +254,21 @@ class _Training:
         self.watcher.on_phase(name, done, total)
 
 
-class _ForkTraining(_Training):
+class ForkTraining(Training):
     """Trains on the plans that the record of a fork holds, and ends with the last of them."""
 
     trainer_class = ForkTrainer
 
     def _make_flow(self) -> TaskFlow:
         return NoFlow()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is put together from; a simulation puts its own in place of a part."""
+
+    session: type[Session]
+    training: type[Training] = Training
 
 
 def session_plan(prepared: Prepared, journal: JournalReader, run_dir: Path, *, epoch: int) -> SessionPlan:
@@ -294,7 +310,7 @@ def _note_end(journal: Journal, status: str, failure: str) -> None:
 
 def _tell_event(journal: Journal, watcher: Observer, kind: str, detail: dict[str, str]) -> None:
     journal.event(kind, detail)
-    watcher.on_note(detail.get("cause", kind))
+    watcher.on_note(detail.get("cause") or f"{detail['worker']} takes its place")
 
 
 def _summary(

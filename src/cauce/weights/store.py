@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from cauce.errors import WeightsError
+from cauce.errors import VersionGoneError, WeightsError
 from cauce.models.weights_hash import checksum
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -66,11 +66,12 @@ class WeightStore:
     def pull(self, version: int) -> PublishedWeights:
         """Reads one version and checks its content against the checksum its writer stated."""
         path = self._path(version)
-        if not path.exists():
-            raise WeightsError(f"version {version} is not in {self.folder}; there are {self.versions()}")
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        except FileNotFoundError:
+            raise VersionGoneError(f"version {version} is not in {self.folder}; there are {self.versions()}") from None
         found = checksum(tensors)
         if found != metadata.get("checksum") or int(metadata.get("version", -1)) != version:
             raise WeightsError(

@@ -1,0 +1,283 @@
+"""Every row of the failure table, caused for real on one machine: signals, dying engines and rewards, a full disk.
+
+Each run ends as the table says, within a bound, and its record is whole. Deaths of the driver are in test_ray_runs.py
+and in tests/crash; resources that are not there in test_placement.py.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from safetensors.torch import load_file
+
+import cauce
+from cauce.errors import CauceError
+from cauce.journal import Journal
+from cauce.metrics.observer import NullObserver
+from cauce.models.weights_hash import checksum
+from cauce.runtime import session, watchdog
+from cauce.runtime.process import process_tree
+from cauce.runtime.roles import LearnerWorker, RolloutWorker
+from tests.runtime.test_ray_runs import SETTINGS, checksums
+from tests.tiny import tiny_model
+
+ROWS = [{"prompt": f"say {i}", "answer": str(i)} for i in range(40)]
+POISON = "say 4"  # a task among the first: rows are not shuffled here
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def shared_ray() -> Iterator[None]:
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="cf-", dir="/tmp")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def letters(completions: list[Any], **_: Any) -> list[float]:
+    return [float(sum(letter.isalpha() for letter in c[0]["content"])) for c in completions]
+
+
+def exits_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+    if any(p[-1]["content"] == POISON for p in prompts):
+        os._exit(3)
+    return letters(completions)
+
+
+def sleeps_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+    if any(p[-1]["content"] == POISON for p in prompts):
+        time.sleep(3600)
+    return letters(completions)
+
+
+class Watcher(NullObserver):
+    """Strikes one worker after the first plan, and keeps what it is told."""
+
+    def __init__(self, strike: Callable[[], None] = lambda: None) -> None:
+        self.notes: list[tuple[float, str]] = []
+        self.strike = strike
+        self.struck = 0.0
+
+    def on_plan(self, plan: int, metrics: Any) -> None:
+        if plan == 1:
+            self.struck = time.monotonic()
+            self.strike()
+
+    def on_note(self, text: str) -> None:
+        self.notes.append((time.monotonic(), text))
+
+    def told(self, words: str) -> float:
+        """Seconds from the strike to the first note with these words."""
+        return next(at for at, text in self.notes if words in text) - self.struck
+
+
+def worker_pid(run: Path, name: str) -> int:
+    return int((run / "logs" / f"{name}.log").read_text().split("process ")[1].split()[0])
+
+
+def train(model: str, run: Path, *, watcher: Watcher, reward: Any = letters, **settings: Any) -> dict[str, Any]:
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    given = {**SETTINGS, "data.shuffle": False, "run.dir": str(run.parent), "run.name": run.name, **named}
+    return cauce.Trainer(model=model, data=ROWS, reward=reward, settings=given, observer=watcher).train()
+
+
+def states(run: Path) -> dict[str, int]:
+    with Journal.read_only(run) as journal:
+        return {state: count for state, count in journal.counts().items() if count}
+
+
+def dropped(run: Path) -> dict[str, str]:
+    """Prompt -> reason."""
+    with Journal.read_only(run) as journal:
+        rows = journal.select("SELECT id, reason FROM task WHERE state = 'dropped'")
+        return {journal.task(task).row.prompt: reason for task, reason in rows}
+
+
+def test_a_stopped_actor_is_named_killed_and_replaced(
+    model: str, tmp_path: Path, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP: the process is there and says nothing; it must be gone before another has its room."""
+    monkeypatch.setattr(session, "HANG_S", 6.0)
+    monkeypatch.setattr(watchdog, "WARNING_S", 2.0)
+    run, pids = tmp_path / "run", []
+
+    def stop() -> None:
+        pids.append(worker_pid(run, "rollout-0"))
+        assert pids[0] in process_tree(os.getpid())
+        os.kill(pids[0], signal.SIGSTOP)
+
+    watcher = Watcher(stop)
+    assert train(model, run, watcher=watcher)["status"] == "finished"
+    assert 2 <= watcher.told("rollout-0 generates task") < 6
+    assert 6 <= watcher.told("no word for 6 s, so it was killed") < 15
+    assert watcher.told("rollout-1 takes its place") < 60
+    assert pids[0] not in process_tree(os.getpid())
+    assert states(run) == {"trained": 9}
+
+
+def test_a_killed_learner_is_rebuilt_from_the_record(model: str, tmp_path: Path, shared_ray: None) -> None:
+    run = tmp_path / "run"
+    watcher = Watcher(lambda: os.kill(worker_pid(run, "learner-0"), signal.SIGKILL))
+    assert train(model, run, watcher=watcher, engine__deterministic=True)["status"] == "finished"
+    assert watcher.told("learner learner-0 on") < 15
+    train(model, tmp_path / "straight", watcher=Watcher(), engine__deterministic=True)
+    assert checksums(run) == checksums(tmp_path / "straight")
+    with Journal.read_only(run) as journal:
+        assert len(journal.events("learner_died")) == 1
+
+
+def test_a_killed_reward_worker_is_replaced(model: str, tmp_path: Path, shared_ray: None) -> None:
+    run = tmp_path / "run"
+    watcher = Watcher(lambda: os.kill(worker_pid(run, "reward-0"), signal.SIGKILL))
+    assert train(model, run, watcher=watcher)["status"] == "finished"
+    assert watcher.told("reward-1 takes its place") < 30
+    assert states(run) == {"trained": 9}
+
+
+def test_a_reward_that_ends_its_process_gives_no_number(model: str, tmp_path: Path, shared_ray: None) -> None:
+    """os._exit, as a crash in a native library: three processes die of that group, then it has no number."""
+    run = tmp_path / "run"
+    summary = train(model, run, watcher=Watcher(), reward=exits_for_poison, reward__max_failure_rate=1.0)
+    assert summary["status"] == "finished"
+    assert dropped(run)[POISON] == "unscorable"
+    with Journal.read_only(run) as journal:
+        assert len(journal.events("worker_died")) == 3
+
+
+def test_a_stuck_reward_is_ended_and_gives_no_number(model: str, tmp_path: Path, shared_ray: None) -> None:
+    """E3: the work ends too, not only the wait for it."""
+    run, watcher = tmp_path / "run", Watcher()
+    settings = {"reward__timeout_s": 2.0, "reward__max_failure_rate": 1.0}
+    summary = train(model, run, watcher=watcher, reward=sleeps_for_poison, **settings)
+    assert summary["status"] == "finished"
+    assert dropped(run)[POISON] == "unscorable"
+    with Journal.read_only(run) as journal:
+        (task,) = journal.select("SELECT id FROM task WHERE state = 'dropped' AND reason = 'unscorable'")[0]
+        statuses = journal.select("SELECT DISTINCT status FROM sample WHERE task = ?", task)
+    assert statuses == [("timed_out",)]
+
+
+def alarms_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+    if any(p[-1]["content"] == POISON for p in prompts):
+        signal.alarm(1)
+        time.sleep(30)
+    return letters(completions)
+
+
+def test_an_alarm_that_nobody_handles_ends_a_reward_worker_and_not_the_run(
+    model: str, tmp_path: Path, shared_ray: None
+) -> None:
+    """E2: and the cause is told with the worker's role."""
+    run, watcher = tmp_path / "run", Watcher()
+    summary = train(model, run, watcher=watcher, reward=alarms_for_poison, reward__max_failure_rate=1.0)
+    assert summary["status"] == "finished"
+    assert dropped(run)[POISON] == "unscorable"
+    assert any(text.startswith("reward reward-0 on") for _, text in watcher.notes)
+
+
+class PoisonedRollout(RolloutWorker):
+    """An engine that a prompt kills, as a fault of a native library would."""
+
+    def work(self, **kwargs: Any) -> Any:
+        if any(b"say 4" in bytes(r.prompt_ids.astype("uint8")) for r in kwargs["requests"]):
+            os._exit(9)
+        return super().work(**kwargs)
+
+
+def test_a_task_that_kills_engines_is_dropped_as_poison(
+    model: str, tmp_path: Path, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "RolloutWorker", PoisonedRollout)
+    run = tmp_path / "run"
+    assert train(model, run, watcher=Watcher())["status"] == "finished"
+    assert dropped(run)[POISON] == "poison"
+    assert states(run)["trained"] == 9
+    with Journal.read_only(run) as journal:
+        assert 3 <= len(journal.events("worker_died")) <= 4  # one with several tasks, then three with it alone
+
+
+class InfiniteLearner(LearnerWorker):
+    """A learner whose third plan meets inf in its second micro-batch."""
+
+    plans = 0
+
+    def forward_backward(self, *, batch: Any) -> dict[str, float]:
+        self.plans += 1
+        calls, learner = [], self._learner
+        honest = learner._micro_batch_loss
+
+        def loss(*args: Any) -> Any:
+            calls.append(0)
+            found = honest(*args)
+            return found * float("inf") if self.plans == 3 and len(calls) == 2 else found
+
+        learner._micro_batch_loss = loss
+        try:
+            return super().forward_backward(batch=batch)
+        finally:
+            learner._micro_batch_loss = honest
+
+
+def test_inf_in_one_micro_batch_skips_the_plan_and_changes_no_weight(
+    model: str, tmp_path: Path, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LearnerWorker", InfiniteLearner)
+    run = tmp_path / "run"
+    settings = {"learner__token_budget": 1}  # each answer is a micro-batch of its own
+    assert train(model, run, watcher=Watcher(), **settings)["status"] == "finished"
+    with Journal.read_only(run) as journal:
+        plans = journal.plans()
+    assert [record.state for record in plans] == ["applied", "applied", "skipped"]
+    assert set(dropped(run).values()) == {"non_finite"}
+    assert checksum(load_file(run / "model" / "model.safetensors")) == plans[1].checksum
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 2 MB, which `grow` makes larger."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        reason = f"mounting a small filesystem needs root: {done.stderr.strip()}"
+        pytest.fail(reason) if os.environ.get("CI") and os.geteuid() == 0 else pytest.skip(reason)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_the_run_and_with_room_it_goes_on_to_the_same_weights(
+    model: str, tmp_path: Path, small_disk: Path, shared_ray: None
+) -> None:
+    run, settings = small_disk / "run", {"engine__deterministic": True, "run__plans": 4}
+
+    def fill() -> None:
+        left = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+        (small_disk / "ballast").write_bytes(bytes(max(0, left - 4096)))
+
+    with pytest.raises((CauceError, OSError)) as ended:
+        train(model, run, watcher=Watcher(fill), **settings)
+    assert any(words in str(ended.value) for words in ("No space left", "could not be written", "disk is full"))
+    with Journal.read_only(run) as journal:
+        before = journal.last_decided
+    assert 1 <= before < 4
+    subprocess.run(["mount", "-o", "remount,size=60m", str(small_disk)], check=True)
+    summary = cauce.Trainer.resume(run, reward=letters, data=ROWS, observer=NullObserver())
+    assert summary["status"] == "finished"
+    train(model, tmp_path / "straight", watcher=Watcher(), **settings)
+    assert checksums(run) == checksums(tmp_path / "straight")
