@@ -10,7 +10,7 @@ MODEL := SmolLM2-135M-Instruct
 .PHONY: help setup model demo test test-long check format docs bench verify clean
 
 help:
-	@echo "make demo       set up, fetch a small model, train it on two-digit addition (about 8 minutes)"
+	@echo "make demo       set up, fetch a small model, train it on two-digit addition (4 to 8 minutes)"
 	@echo "make setup      .venv with pinned packages"
 	@echo "make test       the quick tests"
 	@echo "make test-long  whole runs and real kills"

@@ -24,7 +24,7 @@ from cauce.types import Batch, Completion, GenerationRequest, Group, Row, Scored
 
 # Of freed memory a learner keeps from one step to the next, for each token of a micro-batch; their number is what a
 # user says of the memory that a step may take.
-KEPT_MB_PER_TOKEN = 1.5
+KEPT_MB_PER_TOKEN = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
