@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from cauce import checkpoint
 from cauce.errors import CheckpointError
@@ -47,7 +49,7 @@ def test_nothing_written_is_no_checkpoint(run):
 
 def test_a_failed_save_leaves_what_was_there(run):
     checkpoint.save(run, plan=1, learner=Writes())
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CheckpointError, match="No space left"):
         checkpoint.save(run, plan=2, learner=Writes(fails=True))
     assert [f.name for f in (run / "checkpoints").iterdir()] == ["plan_000001"]
     assert checkpoint.latest(run)[0] == 1
@@ -102,7 +104,7 @@ def test_prune_keeps_the_newest(run):
 def test_a_folder_is_replaced_whole_or_not_at_all(run):
     checkpoint.write_beside(run / "model", lambda folder: Writes("old").save(folder))
     (run / "model.tmp-1").mkdir()
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CheckpointError, match="No space left"):
         checkpoint.write_beside(run / "model", Writes("new", fails=True).save)
     assert (run / "model" / "model.safetensors").read_text() == "old"
     checkpoint.write_beside(run / "model", Writes("new").save)
@@ -135,3 +137,18 @@ def test_what_must_not_become_visible_leaves_what_was_there(run):
             checkpoint.save(run, plan=plan, learner=Writes("new"), before_rename=refuse)
     assert [f.name for f in (run / "checkpoints").iterdir()] == ["plan_000001"]
     assert (run / "checkpoints" / "plan_000001" / "model.safetensors").read_text() == "old"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: os error 28")])
+def test_a_full_disk_leaves_what_was_there_and_says_what_to_do(tmp_path: Path, error: Exception) -> None:
+    folder = tmp_path / "plan_000001"
+    checkpoint.write_beside(folder, lambda beside: (beside / "old").touch())
+
+    def fail(beside: Path) -> None:
+        (beside / "half").touch()
+        raise error
+
+    with pytest.raises(CheckpointError, match=r"could not be written: .*28.*make room .*then `cauce resume`"):
+        checkpoint.write_beside(folder, fail)
+    assert [f.name for f in tmp_path.iterdir()] == ["plan_000001"]
+    assert [f.name for f in folder.iterdir()] == ["old"]

@@ -20,6 +20,7 @@ def test_every_command_exists() -> None:
     named = set(re.findall(r"cauce (train|\w+) (?:RUN|RECIPE|grpo|runs/)", README))
     named |= set(re.findall(r"`cauce (\w+)", README))
     known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    known |= {group.name for group in app.registered_groups}
     assert named - known == set()
     assert {"train", "resume", "replay", "check", "chat", "doctor"} <= named
 

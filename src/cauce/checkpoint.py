@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
+
 from cauce.durable import make_folder, sync
 from cauce.errors import CheckpointError
 from cauce.faults import fault_point
@@ -53,7 +55,11 @@ def save(run_dir: Path, *, plan: int, learner: Saves, before_rename: Callable[[]
 def write_beside(
     folder: Path, write: Callable[[Path], None], *, before_rename: Callable[[], object] = lambda: None
 ) -> None:
-    """A folder that is there whole or not at all: written beside, fsynced, renamed; one of that name is replaced."""
+    """A folder that is there whole or not at all: written beside, fsynced, renamed; one of that name is replaced.
+
+    Raises:
+        CheckpointError: where the disk is full or refuses; what stood there before still does.
+    """
     for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # of writers that were killed
         shutil.rmtree(left, ignore_errors=True)
     beside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
@@ -65,6 +71,12 @@ def write_beside(
         _sync_tree(beside)
         fault_point("checkpoint_synced")
         before_rename()
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise CheckpointError(
+            f"{folder} could not be written: {error}. What is on record is safe; make room or repair the disk, then "
+            "`cauce resume`"
+        ) from error
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise

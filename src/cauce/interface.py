@@ -92,9 +92,12 @@ class Trainer:
         test: Iterable[Mapping[str, Any]] | None = None,
         settings: Mapping[str, Any] | None = None,
         observer: Observer | None = None,
+        takeover: bool = False,
     ) -> dict[str, Any]:
-        """Goes on with a run that stopped. A reward that is a Python object must be given again; rows are kept in the
-        run folder, where JSON can hold them."""
+        """Goes on with a run that stopped, or with `takeover` takes it from an owner that is cut off.
+
+        A reward that is a Python object must be given again; rows are kept in the run folder, where JSON can hold them.
+        """
         return rl.resume(
             run,
             overrides=[f"{key}={_toml(value)}" for key, value in (settings or {}).items()],
@@ -102,6 +105,7 @@ class Trainer:
             test_rows=None if test is None else list(test),
             reward=reward,
             observer=Observers([ReportObserver(), observer or make_view()]),
+            takeover=takeover,
         )
 
 

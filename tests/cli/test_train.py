@@ -8,6 +8,7 @@ import typer
 
 from cauce.cli.main import main
 from cauce.cli.train import run_folder, watch
+from cauce.command import command
 from cauce.errors import RecipeError
 from cauce.metrics.observer import Observer, RunInfo
 
@@ -57,7 +58,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(typer.Exit) as caught:
         watch(interrupted(tmp_path), live=False, again=again)
     assert caught.value.exit_code == 130
-    assert (again or f"cauce resume {tmp_path}") in capsys.readouterr().err
+    assert (again or f"{command()} resume {tmp_path}") in capsys.readouterr().err
 
 
 def test_ctrl_c_before_the_run_began_names_no_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,9 +14,10 @@ from tests.crash.promises import assert_as_if_it_had_never_stopped, assert_nothi
 ROOT = Path(__file__).parents[2]
 
 # In which process a point lies. A driver that dies is resumed; a worker that dies is replaced while the run goes on.
-DRIVER = [("after_lease", 1), ("answers_recorded", 1), ("after_planned", 2), ("after_applied", 2)]
+DRIVER = [("after_lease", 1), ("payload_torn", 9), ("answers_recorded", 1), ("after_planned", 2),
+          ("before_applied", 2), ("after_applied", 2), ("after_publish", 2), ("checkpoint_recorded", 1)]  # fmt: skip
 WORKERS = [("mid_decode", 2, "worker_died"), ("between_micro_batches", 3, "learner_died"),
-           ("checkpoint_synced", 1, "learner_died")]  # fmt: skip
+           ("checkpoint_synced", 1, "learner_died"), ("checkpoint_renamed", 1, "learner_died")]  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

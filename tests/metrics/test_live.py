@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cauce.command import command
 from cauce.metrics.live import ASCII_BLOCKS, LiveView, PlainView, live_panel, make_view, sparkline
 from cauce.metrics.notebook import NotebookView
 from cauce.metrics.observer import NullObserver, Observers
@@ -73,7 +74,7 @@ def test_the_end_compares_shows_transcripts_and_says_where_to_go(tmp_path: Path)
     assert "gold-0" in end
     # The first five are all right after training, so that the last place goes to a failure.
     assert "it is 6 (after)  [reward 0]" in end
-    assert f"cauce chat {tmp_path}" in end.replace("\n", "")
+    assert f"{command()} chat {tmp_path}".replace(" ", "") in end.replace(" ", "").replace("\n", "")
     assert "report.html" in end
 
 
@@ -82,7 +83,7 @@ def test_a_run_that_stopped_says_how_to_go_on(tmp_path: Path) -> None:
     view = PlainView(Console(file=file, width=200))
     view.on_start(run_info(tmp_path))
     view.on_end({"status": "stopped", "plans": 0})
-    assert f"cauce resume {tmp_path}" in file.getvalue()
+    assert f"{command()} resume {tmp_path}" in file.getvalue()
     assert "cauce chat" not in file.getvalue()
 
 

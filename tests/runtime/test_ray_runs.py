@@ -186,6 +186,63 @@ def test_a_run_works_inside_an_event_loop_and_twice(model: str, tmp_path: Path, 
     assert ray.is_initialized()  # a Ray that was there before stays
 
 
+@pytest.mark.slow
+def test_twenty_short_runs_end_well_and_say_nothing_of_errors(model: str, tmp_path: Path) -> None:
+    """H3: where a run's end races with its workers' ends, one in a few says so."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    settings = {**SETTINGS, "run.plans": 1, "run.dir": tmp_path, "model.path": model, "data.train": rows}
+    settings["reward.fn"] = "tests.runtime.test_ray_runs:likes_letters"
+    command = [
+        sys.executable,
+        "-m",
+        "cauce",
+        "train",
+        "grpo",
+        *(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items()),
+    ]
+    root = Path(__file__).parents[2]
+    for number in range(20):
+        done = subprocess.run(
+            [*command, f"run.name=run-{number}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said
+        assert "error" not in said.lower(), said
+
+
+@pytest.mark.slow
+def test_a_cell_that_is_run_twice_starts_a_ray_of_its_own_twice(model: str, tmp_path: Path) -> None:
+    code = f"""
+        import asyncio
+        from pathlib import Path
+        from tests.runtime.test_ray_runs import trainer
+        async def cell(name):
+            return trainer({model!r}, Path({str(tmp_path)!r}) / name, run__plans=1).train()["status"]
+        async def notebook():
+            return [await cell("one"), await cell("two")]
+        print(asyncio.run(notebook()))
+        import ray
+        assert not ray.is_initialized()
+    """
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "['finished', 'finished']" in done.stdout
+
+
 def test_a_reward_never_runs_in_the_engines_process(model: str, tmp_path: Path, shared_ray: None) -> None:
     seen = tmp_path / "pids"
 

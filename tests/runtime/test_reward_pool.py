@@ -134,7 +134,7 @@ def test_a_group_that_kills_three_workers_has_failed_and_others_go_on() -> None:
     assert rig.score() == []
     (failed,) = rig.score()
     assert statuses([failed]) == {0: {"failed"}}
-    assert failed.outcomes[0].detail == "reward died: exit 137"
+    assert failed.outcomes[0].detail == "the reward ended its process 3 times; the last: reward died: exit 137"
     assert statuses(rig.score()) == {1: {"scored"}}
     assert rig.workers.started == [f"reward-{i}" for i in range(4)]
 

@@ -106,7 +106,7 @@ def test_other_settings_on_the_same_samples(local: type[LocalSession], source: P
     with Journal.read_only(run) as journal, Journal.read_only(source) as other:
         assert journal.meta["forked_run"] == other.meta["run_id"] != journal.meta["run_id"]
         assert journal.meta["lineage"] != other.meta["lineage"]
-        assert [event.kind for event in journal.events()] == ["forked", "started", "ended"]
+        assert [event.kind for event in journal.events()] == ["forked", "started", "learner_ready", "ended"]
         assert journal.events("forked")[0].detail["source"] == str(source)
 
 

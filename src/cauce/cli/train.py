@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from cauce.cli.exit_codes import FAILED, STOPPED
+from cauce.command import command
 from cauce.errors import RecipeError
 from cauce.metrics.observer import NullObserver, Observer, Observers, RunInfo
 
@@ -69,7 +70,7 @@ def resume(
 
         return rl.resume(run_dir, overrides=settings or [], observer=observer, takeover=takeover)
 
-    _end(watch(work, live=live, again=f"cauce resume {run_dir}"))
+    _end(watch(work, live=live, again=f"{command()} resume {run_dir}"))
 
 
 def replay(
@@ -84,7 +85,7 @@ def replay(
 
     from cauce.stages import rl
 
-    again = f"cauce replay {run_dir}"
+    again = f"{command()} replay {run_dir}"
     result = watch(
         lambda observer: rl.replay(run_dir, from_plan=from_plan, until_plan=until_plan, observer=observer),
         live=False,
@@ -131,7 +132,7 @@ def fork(
 
     summary = watch(work, live=live)
     _end(summary)
-    typer.echo(f"the report of the fork shows both runs; so does that of the source: cauce report {run_dir}")
+    typer.echo(f"the report of the fork shows both runs; so does that of the source: {command()} report {run_dir}")
 
 
 def name_first(word: str, what: str) -> str:
@@ -172,7 +173,7 @@ def watch(work: Callable[[Observer], Result], *, live: bool, again: str = "") ->
         return work(Observers([ending, ReportObserver(), make_view(live=live)]))
     except (KeyboardInterrupt, SystemExit):  # SIGTERM while Ray starts comes as the latter
         if not again and ending.run_dir is not None:
-            again = f"cauce resume {ending.run_dir}"
+            again = f"{command()} resume {ending.run_dir}"
         _say_stopped(again)
         raise typer.Exit(STOPPED) from None
 
@@ -180,7 +181,7 @@ def watch(work: Callable[[Observer], Result], *, live: bool, again: str = "") ->
 def _end(summary: Mapping[str, Any]) -> None:
     """Leave with the exit code of a stop where the run, asked to stop, did so after its current plan."""
     if summary["status"] == "stopped":
-        _say_stopped(f"cauce resume {summary['run']}")
+        _say_stopped(f"{command()} resume {summary['run']}")
         raise typer.Exit(STOPPED)
 
 

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cauce.command import command
 from cauce.metrics.observer import RunInfo
 from cauce.metrics.progress import duration
 from cauce.metrics.summary import EvalAnswer, EvalStats, eval_stats, gold_of, read_eval
@@ -118,9 +119,9 @@ def _where_to_go(info: RunInfo, *, is_finished: bool) -> Table:
         table.add_row("report", Text(str(report)))
     if model.exists():
         table.add_row("model", Text(str(model)))
-        table.add_row("talk to it", Text(f"cauce chat {info.run_dir}", style="bold"))
+        table.add_row("talk to it", Text(f"{command()} chat {info.run_dir}", style="bold"))
     if not is_finished:
-        table.add_row("go on with", Text(f"cauce resume {info.run_dir}", style="bold"))
+        table.add_row("go on with", Text(f"{command()} resume {info.run_dir}", style="bold"))
     return table
 
 

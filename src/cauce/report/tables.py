@@ -15,7 +15,7 @@ from cauce.report.family import Relative
 
 MAX_EVENTS = 200
 ENVIRONMENT = ("python", "platform", "machine", "cauce", "torch", "transformers", "ray", "cpus")
-ROUTINE = ("started", "ended", "evaluated", "forked")  # in every run, and no news by themselves
+ROUTINE = ("started", "ended", "evaluated", "forked", "learner_ready")  # in every run, and no news by themselves
 RESTARTS = ("started", "ended")
 STATUSES = ("finished", "stopped", "failed")
 

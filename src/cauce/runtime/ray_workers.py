@@ -83,6 +83,8 @@ class RayWorkers:
         try:
             return ray.get(call.ref)
         except RayTaskError as error:
+            if isinstance(error.cause, CauceError):
+                raise error.cause from None  # its own words, without the worker's traceback
             raise error.as_instanceof_cause() from None
         except RayError as error:
             # Out of memory, a lost node, result or connection: the process may live on, and would keep its successor's

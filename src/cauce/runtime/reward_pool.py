@@ -54,11 +54,21 @@ class _Entry:
 class RewardPool:
     """`size` reward workers and a queue before them."""
 
-    def __init__(self, workers: Workers, *, restarts: Restarts, size: int, clock: Clock, timeout_s: float) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        restarts: Restarts,
+        size: int,
+        clock: Clock,
+        timeout_s: float,
+        what: str = "the reward",
+    ) -> None:
         self._workers = workers
         self._restarts = restarts
         self._clock = clock
         self._timeout_s = timeout_s
+        self._what = what  # it scores with, for a failure
         self._idle: list[Worker] = []
         self._size = size
         self._queue: deque[_Entry] = deque()
@@ -159,7 +169,8 @@ class RewardPool:
         (entry,) = entries
         entry.deaths += 1
         if entry.deaths >= MAX_DEATHS:
-            return [_without_number(entry.job, status="failed", detail=cause)]
+            detail = f"{self._what} ended its process {entry.deaths} times; the last: {cause}"
+            return [_without_number(entry.job, status="failed", detail=detail)]
         self._retry_alone(entries)
         return []
 
@@ -167,7 +178,7 @@ class RewardPool:
         if len(entries) > 1:
             self._retry_alone(entries)
             return []
-        text = f"the reward did not return within reward.timeout_s={self._timeout_s:g}"
+        text = f"{self._what} did not return within reward.timeout_s={self._timeout_s:g}"
         return [_without_number(entries[0].job, status="timed_out", detail=text)]
 
     def _retry_alone(self, entries: list[_Entry]) -> None:

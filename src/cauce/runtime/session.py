@@ -61,6 +61,7 @@ class SessionPlan:
     lineage: str
     total_steps: int
     slots: int
+    reward_names: tuple[str, ...] = ()
 
     @property
     def weights_keep(self) -> int:
@@ -111,7 +112,14 @@ def build_exchange(
     restarts = Restarts(start_rollout, role="rollout", clock=clock, seed=epoch, note=on_event)
     pool = RolloutPool(workers, restarts=restarts, size=actors, clock=clock, owner_epoch=epoch, hang_s=HANG_S)
     restarts = Restarts(start_reward, role="reward", clock=clock, seed=epoch, note=on_event)
-    rewards = RewardPool(workers, restarts=restarts, size=scorers, clock=clock, timeout_s=recipe.reward.timeout_s)
+    rewards = RewardPool(
+        workers,
+        restarts=restarts,
+        size=scorers,
+        clock=clock,
+        timeout_s=recipe.reward.timeout_s,
+        what=f"the reward {names}" if (names := ", ".join(plan.reward_names)) else "the reward",
+    )
     return Exchange(workers, pool, rewards, clock=clock, stall_s=STALL_S, on_stall=on_note, on_turn=on_turn)
 
 

@@ -283,6 +283,7 @@ def session_plan(prepared: Prepared, journal: JournalReader, run_dir: Path, *, e
         lineage=journal.meta["lineage"],
         total_steps=total_steps(prepared.recipe, journal.meta),
         slots=prepared.recipe.engine.slots,
+        reward_names=prepared.reward.names if prepared.reward is not None else (),
     )
 
 
