@@ -18,7 +18,7 @@ import ray
 from safetensors.torch import load_file
 
 import cauce
-from cauce.errors import CauceError, TrainingStopped, WorkerError
+from cauce.errors import CauceError, RewardError, WorkerError
 from cauce.journal import Journal
 from cauce.metrics.observer import NullObserver
 from cauce.models.weights_hash import checksum
@@ -29,7 +29,7 @@ from cauce.runtime.process import process_tree
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
 from cauce.types import Row
 from tests.runtime.test_ray_runs import SETTINGS, checksums
-from tests.tiny import tiny_model
+from tests.tiny import byte_tokenizer, tiny_model
 
 ROWS = [{"prompt": f"say {i}", "answer": str(i)} for i in range(40)]
 AS_ROOT = [] if os.geteuid() == 0 else ["sudo", "-n"]
@@ -53,18 +53,18 @@ def shared_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-def letters(completions: list[Any], **_: Any) -> list[float]:
-    return [float(sum(letter.isalpha() for letter in c[0]["content"])) for c in completions]
+def letters(completions: list[str], **_: Any) -> list[float]:
+    return [float(sum(letter.isalpha() for letter in text)) for text in completions]
 
 
-def exits_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    if any(p[-1]["content"] == POISON for p in prompts):
+def exits_for_poison(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    if POISON in prompts:
         os._exit(3)
     return letters(completions)
 
 
-def sleeps_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    if any(p[-1]["content"] == POISON for p in prompts):
+def sleeps_for_poison(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    if POISON in prompts:
         time.sleep(3600)
     return letters(completions)
 
@@ -160,7 +160,7 @@ def test_a_reward_that_ends_its_process_gives_no_number(model: str, tmp_path: Pa
     assert summary["status"] == "finished"
     assert dropped(run)[POISON] == "unscorable"
     with Journal.read_only(run) as journal:
-        assert len(journal.events("worker_died")) == 3
+        assert 3 <= len(journal.events("worker_died")) <= 4  # the first perhaps with other groups
 
 
 def test_a_stuck_reward_is_ended_and_gives_no_number(model: str, tmp_path: Path, shared_ray: None) -> None:
@@ -176,8 +176,8 @@ def test_a_stuck_reward_is_ended_and_gives_no_number(model: str, tmp_path: Path,
     assert statuses == [("timed_out",)]
 
 
-def alarms_for_poison(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    if any(p[-1]["content"] == POISON for p in prompts):
+def alarms_for_poison(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    if POISON in prompts:
         signal.alarm(1)
         time.sleep(30)
     return letters(completions)
@@ -197,8 +197,8 @@ def test_an_alarm_that_nobody_handles_ends_a_reward_worker_and_not_the_run(
     assert detail.startswith("the reward alarms_for_poison ended its process 3 times")
 
 
-def fails_half(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    if int(prompts[0][-1]["content"].split()[1]) % 2:
+def fails_mostly(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    if int(prompts[0].split()[1]) % 4:
         raise ValueError("this row has no answer")
     return letters(completions)
 
@@ -206,8 +206,8 @@ def fails_half(prompts: list[Any], completions: list[Any], **_: Any) -> list[flo
 def test_a_reward_that_fails_too_often_stops_the_run_with_its_first_failure(
     model: str, tmp_path: Path, shared_ray: None
 ) -> None:
-    with pytest.raises(TrainingStopped, match="this row has no answer"):
-        train(model, tmp_path / "run", watcher=Watcher(), reward=fails_half, run__plans=20)
+    with pytest.raises(RewardError, match="this row has no answer"):
+        train(model, tmp_path / "run", watcher=Watcher(), reward=fails_mostly, run__plans=20)
 
 
 class DyingRollout(RolloutWorker):
@@ -228,7 +228,7 @@ def test_engines_that_all_die_stop_the_run_with_the_last_cause(
 class HasAlarm:
     """A reward that limits its own time by an alarm, as verifiers of mathematics do."""
 
-    def __call__(self, completions: list[Any], **_: Any) -> list[float]:
+    def __call__(self, completions: list[str], **_: Any) -> list[float]:
         def late(*_: Any) -> None:
             raise TimeoutError
 
@@ -287,8 +287,10 @@ class PoisonedRollout(RolloutWorker):
     """An engine that a prompt kills, as a fault of a native library would."""
 
     def work(self, **kwargs: Any) -> Any:
-        if any(b"say 4" in bytes(r.prompt_ids.astype("uint8")) for r in kwargs["requests"]):
-            os._exit(9)
+        poison = byte_tokenizer()(POISON, add_special_tokens=False).input_ids
+        for request in kwargs["requests"]:
+            if str(poison)[1:-1] in str(request.prompt_ids.tolist()):
+                os._exit(9)
         return super().work(**kwargs)
 
 

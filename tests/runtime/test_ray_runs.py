@@ -187,8 +187,9 @@ def test_a_run_works_inside_an_event_loop_and_twice(model: str, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_twenty_short_runs_end_well_and_say_nothing_of_errors(model: str, tmp_path: Path) -> None:
-    """H3: where a run's end races with its workers' ends, one in a few says so."""
+@pytest.mark.timeout(600)
+def test_ten_short_runs_end_well_and_say_nothing_of_errors(model: str, tmp_path: Path) -> None:
+    """H3: where a run's end races with its workers' ends, one in four said so elsewhere."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     settings = {**SETTINGS, "run.plans": 1, "run.dir": tmp_path, "model.path": model, "data.train": rows}
@@ -202,7 +203,7 @@ def test_twenty_short_runs_end_well_and_say_nothing_of_errors(model: str, tmp_pa
         *(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items()),
     ]
     root = Path(__file__).parents[2]
-    for number in range(20):
+    for number in range(10):
         done = subprocess.run(
             [*command, f"run.name=run-{number}"],
             capture_output=True,
