@@ -101,6 +101,12 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_no_page_waits_for_a_figure() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    waiting = re.compile(r"\b(TODO|FIXME|TBD|XXX|MEASURED|PEAK|FIGURE)\b")
+    assert [page.name for page in pages if waiting.search(page.read_text(encoding="utf-8"))] == []
+
+
 def test_the_file_tree_of_the_readme_is_true() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     tree = text.split("<!-- tree -->")[1].split("```")[1]

@@ -175,7 +175,16 @@ class OpensWithATraceback(SimulatedJournal):
             raise error.__cause__ or error from None
 
 
+class CountsLongPromptsOverAnEpochsEnd(RolloutFlow):
+    """As many long prompts in a row as there are rows are taken for all of them; two epochs may have them side by
+    side."""
+
+    def _refuse_only_long(self, in_a_row: int) -> None:
+        super()._refuse_only_long(2 * in_a_row)
+
+
 MENDED: dict[str, Cast] = {
+    "long prompts at an epoch's end": _with(flow_class=CountsLongPromptsOverAnEpochsEnd),
     "a learner's death in a rebuild": Cast(training=DiesWithItsLearner),
     "an actor late for its version": Cast(session=WithThatPool),
     "a full disk at the start": Cast(journal=OpensWithATraceback),

@@ -94,6 +94,7 @@ def test_a_fault_that_is_put_in_is_found(fault: str) -> None:
         ("a learner's death in a rebuild", 17, "learner learner-1 died"),
         ("an actor late for its version", 3177, "version 0 is not in RUN"),
         ("a full disk at the start", 30, "disk is full"),
+        ("long prompts at an epoch's end", 6439, "every one of the 4 prompts"),
     ],
 )
 def test_faults_that_were_found_stay_mended(fault: str, seed: int, words: str) -> None:
