@@ -71,14 +71,13 @@ def write_beside(
         _sync_tree(beside)
         fault_point("checkpoint_synced")
         before_rename()
-    except (OSError, SafetensorError) as error:
+    except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
-        raise CheckpointError(
-            f"{folder} could not be written: {error}. What is on record is safe; make room or repair the disk, then "
-            "`cauce resume`"
-        ) from error
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise CheckpointError(
+                f"{folder} could not be written: {error}. What is on record is safe; make room or repair the disk, "
+                "then `cauce resume`"
+            ) from error
         raise
     if folder.exists():
         shutil.rmtree(folder)

@@ -1,5 +1,7 @@
 """A tiny model, a session without Ray and a run of it, for the tests of whole runs."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,19 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
         use_local_session(patch)
         train_locally(tiny_model(folder / "model"), folder / "run", run__plans=PLANS, **SHAPE)
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def shared_ray() -> Iterator[None]:
+    """One Ray for the tests that may share one; runs attach to it because this process has started it."""
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="ct-", dir="/tmp")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+    yield
+    ray.shutdown()

@@ -28,29 +28,13 @@ from cauce.runtime import session, watchdog
 from cauce.runtime.process import process_tree
 from cauce.runtime.roles import LearnerWorker, RewardWorker, RolloutWorker
 from cauce.types import Row
-from tests.runtime.test_ray_runs import SETTINGS, checksums
-from tests.tiny import byte_tokenizer, tiny_model
+from tests.runtime.test_ray_runs import ROWS, SETTINGS, checksums
+from tests.tiny import byte_tokenizer
 
-ROWS = [{"prompt": f"say {i}", "answer": str(i)} for i in range(40)]
 AS_ROOT = [] if os.geteuid() == 0 else ["sudo", "-n"]
 POISON = "say 4"  # a task among the first: rows are not shuffled here
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-
-
-@pytest.fixture(scope="module")
-def shared_ray() -> Iterator[None]:
-    import tempfile
-
-    folder = tempfile.mkdtemp(prefix="cf-", dir="/tmp")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def letters(completions: list[str], **_: Any) -> list[float]:

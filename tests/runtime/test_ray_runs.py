@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from cauce.journal import Journal
 from cauce.metrics.observer import NullObserver
 from cauce.runtime.process import process_tree
 from cauce.stages import rl
-from tests.tiny import tiny_model
 
 ROWS = [{"prompt": f"say {i}", "answer": str(i)} for i in range(40)]
 SETTINGS: dict[str, Any] = {
@@ -44,22 +42,6 @@ def likes_letters(completions: list[str], **_: Any) -> list[float]:
     """Share of the answer that is lower-case letters: something a random model can learn to please."""
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
     return [sum("a" <= letter <= "z" for letter in text) / 6 for text in texts]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-
-
-@pytest.fixture(scope="module")
-def shared_ray() -> Iterator[None]:
-    """One Ray for the tests that may share one; runs attach to it because this process has started it."""
-    import tempfile
-
-    folder = tempfile.mkdtemp(prefix="ct-", dir="/tmp")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def trainer(model: str, run_dir: Path, **settings: Any) -> cauce.Trainer:

@@ -95,6 +95,17 @@ def test_an_evaluation_is_of_the_weights_of_its_plan(local: type[LocalSession], 
     assert seen == [1, 2, 3]
 
 
+def test_a_stop_before_any_plan_had_signal_is_a_stop(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
+    class Stopper(Watcher):
+        def on_plan(self, plan: int, metrics: dict[str, float]) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    summary = train_locally(
+        tiny, tmp_path / "run", reward=lambda completions, **_: [0.0] * len(completions), observer=Stopper()
+    )
+    assert (summary["status"], summary["plans"]) == ("stopped", 1)
+
+
 def test_a_stop_before_the_first_plan_is_a_stop(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
     class Stopper(Watcher):
         def on_eval(self, plan: int, name: str, accuracy: float) -> None:

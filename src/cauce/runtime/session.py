@@ -161,18 +161,7 @@ class Session:
             self.workers = RayWorkers(
                 log_folder=plan.run_dir / ("logs-replay" if self._only_learner else "logs"), env=WORKER_ENV
             )
-            self.exchange = build_exchange(
-                plan,
-                self.workers,
-                start_rollout=self._start_rollout,
-                start_reward=self._start_reward,
-                clock=self.clock,
-                only_learner=self._only_learner,
-                on_event=self._on_event,
-                on_note=self._on_note,
-                on_turn=self.sample_memory,
-            )
-            self.pool, self.rewards = self.exchange.pool, self.exchange.rewards
+            self._connect()
             self._start_workers()
         except BaseException:
             self.close()
@@ -220,6 +209,21 @@ class Session:
             for worker in self._all_workers():
                 self.workers.note_memory(worker)
         return self.peak_memory_mb
+
+    def _connect(self) -> None:
+        """The exchange over the workers of this session, and its two pools."""
+        self.exchange = build_exchange(
+            self._plan,
+            self.workers,
+            start_rollout=self._start_rollout,
+            start_reward=self._start_reward,
+            clock=self.clock,
+            only_learner=self._only_learner,
+            on_event=self._on_event,
+            on_note=self._on_note,
+            on_turn=self.sample_memory,
+        )
+        self.pool, self.rewards = self.exchange.pool, self.exchange.rewards
 
     def _place(self, recipe: Recipe) -> Placement:
         rooms = node_rooms()

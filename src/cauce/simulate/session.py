@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from cauce.runtime.cluster import Cluster
 from cauce.runtime.placement import plan_placement
-from cauce.runtime.session import Session, build_exchange
+from cauce.runtime.session import Session
 from cauce.simulate.files import Disk
 from cauce.simulate.workers import SimulatedWorkers
 
@@ -24,17 +24,7 @@ class SimulatedSession(Session):
         self.cluster = Cluster(how="simulated", dashboard=None, ours=False, folder=None, reaper=None)
         self.placement = plan_placement(recipe, cpus=CPUS)
         self.weights_folder = self._plan.run_dir / f"weights-{self._plan.owner_epoch}"
-        self.exchange = build_exchange(
-            self._plan,
-            self.simulated,
-            start_rollout=self._start_rollout,
-            start_reward=self._start_reward,
-            clock=self.clock,
-            only_learner=self._only_learner,
-            on_event=self._on_event,
-            on_note=self._on_note,
-        )
-        self.pool, self.rewards = self.exchange.pool, self.exchange.rewards
+        self._connect()
         self._start_learner()
         self.pool.fill()
         self.rewards.warm_up()
