@@ -92,3 +92,13 @@ def test_pulled_models_are_found_in_the_cache(tmp_path: Path, monkeypatch: pytes
     assert fact(tmp_path, "models").verdict == "note"
     (tmp_path / "home/models/Tiny").mkdir(parents=True)
     assert fact(tmp_path, "models").value == "Tiny"
+
+
+def test_without_a_compiler_the_price_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = fact(tmp_path, "compiler")
+    assert found.verdict == "note"
+    assert "g++" in found.remedy
+    compiler = tmp_path / "g++"
+    compiler.touch(mode=0o755)
+    assert fact(tmp_path, "compiler") == Fact(name="compiler", value=str(compiler))

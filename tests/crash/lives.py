@@ -64,7 +64,7 @@ def warm_up() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = str(tiny_model(Path(folder) / "model"))
         place = {"model_path": model, "weights_folder": folder}
-        RolloutWorker(**place, dtype="fp32", slots=1, deterministic=True, lineage="0")
+        RolloutWorker(**place, dtype="fp32", slots=1, deterministic=True, compiled=True, lineage="0")
         settings = {"algorithm": algorithm(), "settings": LearnerSettings(dtype="fp32"), "temperature": 1.0}
         learner = LearnerWorker(**place, **settings, total_steps=1, seed=0, weights_keep=1, publish_dtype="fp32")
         learner.status()

@@ -12,11 +12,15 @@ from cauce.types import Completion, GenerationRequest, Sampling
 
 
 def engine_of(
-    folder: Path, *, slots: int = 4, deterministic: bool = False, dtype: torch.dtype = torch.float32
+    folder: Path,
+    *,
+    slots: int = 4,
+    deterministic: bool = False,
+    compiled: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> NativeEngine:
-    return NativeEngine(
-        load_model(str(folder), dtype=dtype, attention="sdpa"), slots=slots, deterministic=deterministic
-    )
+    model = load_model(str(folder), dtype=dtype, attention="sdpa")
+    return NativeEngine(model, slots=slots, deterministic=deterministic, compiled=compiled)
 
 
 def plain_model(folder: Path) -> PreTrainedModel:

@@ -25,6 +25,7 @@ def rollout(model: Path, folder: Path) -> RolloutWorker:
         dtype="fp32",
         slots=8,
         deterministic=False,
+        compiled=True,
         weights_folder=str(folder),
         lineage="0",
     )

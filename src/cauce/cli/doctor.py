@@ -17,6 +17,7 @@ from typing import Literal
 
 import typer
 
+from cauce.engine.compilers import find_compiler
 from cauce.runtime.machine import cpu_quota, memory, read_text
 
 GIB = 2**30
@@ -61,6 +62,7 @@ def gather(root: Path, folder: Path) -> Iterator[Fact]:
     yield from _software()
     yield _cores(root)
     yield _instructions(root)
+    yield _compiler()
     yield _gpus(root)
     yield _memory(root)
     yield _shared_memory(root)
@@ -119,6 +121,14 @@ def _instructions(root: Path) -> Fact:
         return Fact(name="instructions", value=value)
     remedy = "no fast bf16 on this CPU: dtype auto means fp32, about half the speed"
     return Fact(name="instructions", value=value, verdict="note", remedy=remedy)
+
+
+def _compiler() -> Fact:
+    found = find_compiler()
+    if found:
+        return Fact(name="compiler", value=found)
+    remedy = "generation is compiled for this CPU at first use, and takes twice as long without; install g++"
+    return Fact(name="compiler", value="no C++ compiler", verdict="note", remedy=remedy)
 
 
 def _gpus(root: Path) -> Fact:

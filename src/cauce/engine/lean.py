@@ -23,7 +23,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from cauce.engine.attention import PLAN, AttentionPlan, Heads, PrefillPlan
-from cauce.engine.prepack import can_pack, linear, linear_with, pack
+from cauce.engine.kernel_plan import Asked, KernelPlan, can_attend
+from cauce.engine.kernels import Kernels, can_tile
+from cauce.engine.prepack import can_pack
+from cauce.engine.products import OneDnnProducts, Products, TileProducts
 from cauce.models.forward import vocabulary_size
 
 PROBE_TOKENS = 12
@@ -53,11 +56,14 @@ class _Layer:
 class LeanDecoder:
     """Logits of a decoder whose attention is computed by an engine's plan."""
 
-    def __init__(self, model: PreTrainedModel, *, rows: int, asked: Sequence[Heads]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, rows: int, asked: Sequence[Heads], kernels: Kernels | None = None
+    ) -> None:
         base: Any = model.base_model
+        self._kernels = kernels
+        self._products = _products(model, rows=rows, kernels=kernels)
         self._embed, self._rotary, self._norm = base.embed_tokens, base.rotary_emb, base.norm
         self._head = model.get_output_embeddings()
-        self._rows = rows
         self._heads = (asked[0].query.shape[1], asked[0].key.shape[1], asked[0].query.shape[3])
         self._layers = [
             _Layer(
@@ -75,7 +81,7 @@ class LeanDecoder:
         self.repack()
 
     @classmethod
-    def of(cls, model: PreTrainedModel, *, rows: int) -> Self | None:
+    def of(cls, model: PreTrainedModel, *, rows: int, kernels: Kernels | None = None) -> Self | None:
         """For this model, whose attention setting is the engine's; None where it has to run its own forward."""
         if not can_pack(next(model.parameters())) or not _has_known_parts(model):
             return None
@@ -85,7 +91,7 @@ class LeanDecoder:
             expected = model(input_ids=ids, position_ids=positions, use_cache=False, **{PLAN: plan})
             if any(heads.softcap is not None for heads in plan.asked):
                 return None
-            decoder = cls(model, rows=rows, asked=plan.asked)
+            decoder = cls(model, rows=rows, asked=plan.asked, kernels=kernels)
             found = decoder(ids, positions, PrefillPlan(lengths=[PROBE_TOKENS]), keep=0)
         difference = (expected.logits.float().log_softmax(-1) - found.float().log_softmax(-1)).abs()
         is_fp32 = model.dtype == torch.float32
@@ -109,9 +115,9 @@ class LeanDecoder:
                     "up": weight(mlp.up_proj),
                     "down": weight(mlp.down_proj),
                 }
-                layer.packed = {name: pack(each, rows=self._rows) for name, each in weights.items()}
+                layer.packed = {name: self._products.pack(each) for name, each in weights.items()}
                 layer.qkv_bias = _joint_bias(attention)
-            self._packed_head = pack(weight(self._head), rows=self._rows)
+            self._packed_head = self._products.pack(weight(self._head))
 
     def release_unpacked(self) -> None:
         """Gives back the memory of weights of which only the packed form is read; the model cannot run alone then."""
@@ -122,25 +128,64 @@ class LeanDecoder:
             for module in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
                 module.weight.data = module.weight.data.new_empty(0)
 
-    def __call__(self, ids_BT: Tensor, position_BT: Tensor, plan: AttentionPlan, *, keep: Tensor | int) -> Tensor:
+    @property
+    def attends_in_kernel(self) -> bool:
+        """Whether a decode step may hand this forward a KernelPlan."""
+        num_heads, num_keys, _ = self._heads
+        return self._kernels is not None and can_attend(num_heads, num_keys)
+
+    def __call__(
+        self, ids_BT: Tensor, position_BT: Tensor, plan: AttentionPlan | KernelPlan, *, keep: Tensor | int
+    ) -> Tensor:
         """Logits [B, kept, V] of the positions `keep` (0: all)."""
         hidden = self._embed(ids_BT)
-        cos, sin = self._rotary(hidden, position_BT)
-        half = cos.shape[-1] // 2
-        cos_BTE = cos[:, :, None].unflatten(-1, (2, half))
-        sin_BTE = sin[:, :, None].unflatten(-1, (2, half)) * sin.new_tensor([-1.0, 1.0])[:, None]
+        turn = self._rotary(hidden, position_BT)
+        if not isinstance(plan, KernelPlan):
+            turn = _halves(*turn)
         for number, layer in enumerate(self._layers):
-            hidden = self._layer(number, layer, hidden, cos_BTE, sin_BTE, plan)
+            hidden = self._layer(number, layer, hidden, turn, plan)
         if isinstance(keep, Tensor):
             hidden = hidden[:, keep]
-        return linear(_rms_norm(hidden, self._norm), self._packed_head, self._head.bias)
+        return self._products.linear(self._rms_norm(hidden, self._norm), self._packed_head, self._head.bias)
 
     def _layer(
-        self, number: int, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan
+        self,
+        number: int,
+        layer: _Layer,
+        hidden: Tensor,
+        turn: tuple[Tensor, Tensor],
+        plan: AttentionPlan | KernelPlan,
     ) -> Tensor:
+        products, packed, attention, mlp = self._products, layer.packed, layer.attention, layer.mlp
+        joint = products.linear(self._rms_norm(hidden, layer.norms[0]), packed["qkv"], layer.qkv_bias)
+        if isinstance(plan, KernelPlan):
+            attended = plan.attend_joint(self._asked(number, layer), joint, *turn)
+        else:
+            attended = self._attend(number, layer, joint, turn, plan)
+        hidden = products.add(attended, packed["o"], attention.o_proj.bias, hidden)
+        normed = self._rms_norm(hidden, layer.norms[1])
+        product = products.gate(normed, packed["gate"], packed["up"], mlp.gate_proj.bias, mlp.up_proj.bias)
+        return products.add(product, packed["down"], mlp.down_proj.bias, hidden)
+
+    def _asked(self, number: int, layer: _Layer) -> Asked:
         num_heads, num_keys, width = self._heads
-        packed, attention, mlp = layer.packed, layer.attention, layer.mlp
-        joint = linear(_rms_norm(hidden, layer.norms[0]), packed["qkv"], layer.qkv_bias)
+        norms = (layer.attention.q_norm, layer.attention.k_norm) if layer.has_head_norms else None
+        return Asked(
+            layer=number,
+            heads=num_heads,
+            key_heads=num_keys,
+            width=width,
+            scaling=layer.scaling,
+            window=layer.window,
+            norms=norms,
+        )
+
+    def _attend(
+        self, number: int, layer: _Layer, joint: Tensor, turn: tuple[Tensor, Tensor], plan: AttentionPlan
+    ) -> Tensor:
+        """The attention output [B, T, H E] by torch's operations."""
+        num_heads, num_keys, width = self._heads
+        attention = layer.attention
         joint = joint.unflatten(-1, (num_heads + 2 * num_keys, width))
         turned = joint[:, :, : num_heads + num_keys]
         if layer.has_head_norms:
@@ -148,7 +193,7 @@ class LeanDecoder:
             turned = torch.cat((_rms_norm(query, attention.q_norm), _rms_norm(key, attention.k_norm)), dim=2)
         turned = turned.unflatten(-1, (2, width // 2))
         # rotate_half, with its sign in the sine
-        turned = torch.addcmul(turned * cos, turned.flip(3), sin).flatten(3)
+        turned = torch.addcmul(turned * turn[0], turned.flip(3), turn[1]).flatten(3)
         attended = plan.attend(
             Heads(
                 layer=number,
@@ -160,11 +205,12 @@ class LeanDecoder:
                 softcap=None,
             )
         )
-        hidden = linear_with(attended.flatten(2), packed["o"], attention.o_proj.bias, hidden, "add")
-        normed = _rms_norm(hidden, layer.norms[1])
-        gate = linear(normed, packed["gate"], mlp.gate_proj.bias, activation="swish")
-        product = linear_with(normed, packed["up"], mlp.up_proj.bias, gate, "mul")
-        return linear_with(product, packed["down"], mlp.down_proj.bias, hidden, "add")
+        return attended.flatten(2)
+
+    def _rms_norm(self, hidden: Tensor, norm: Any) -> Tensor:
+        if self._kernels is None:
+            return _rms_norm(hidden, norm)
+        return self._kernels.rms_norm(hidden, norm.weight, norm.variance_epsilon)
 
 
 class _Recorder(PrefillPlan):
@@ -177,6 +223,21 @@ class _Recorder(PrefillPlan):
     def attend(self, heads: Heads) -> Tensor:
         self.asked.append(heads)
         return super().attend(heads)
+
+
+def _products(model: PreTrainedModel, *, rows: int, kernels: Kernels | None) -> Products:
+    """Tiles where every weight of this model fits into them."""
+    parts = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    if kernels is not None and kernels.has_tiles and all(can_tile(part.weight) for part in parts):
+        return TileProducts(kernels)
+    return OneDnnProducts(rows=rows)
+
+
+def _halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, T, E] -> [B, T, 1, 2, E / 2], the sign of rotate_half in the sine."""
+    shape = (2, cos.shape[-1] // 2)
+    signs = sin.new_tensor([-1.0, 1.0])[:, None]
+    return cos[:, :, None].unflatten(-1, shape), sin[:, :, None].unflatten(-1, shape) * signs
 
 
 def _rms_norm(hidden: Tensor, norm: Any) -> Tensor:

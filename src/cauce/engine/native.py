@@ -25,25 +25,28 @@ from transformers import PreTrainedModel
 
 from cauce.engine.attention import ENGINE_ATTENTION, PLAN, AttentionPlan, DecodePlan, PrefillPlan
 from cauce.engine.cache import RowCache
+from cauce.engine.kernel_plan import KernelPlan
+from cauce.engine.kernels import SUFFIXES, load_kernels
 from cauce.engine.layout import decode_layout
 from cauce.engine.lean import LeanDecoder
 from cauce.engine.prepack import pack_linears
 from cauce.engine.sampling import Sampler
 from cauce.engine.slots import OpenRequest, PromptState, SlotTable, aborted
-from cauce.errors import ModelError, WeightsError
+from cauce.engine.state import check_state
+from cauce.errors import ModelError
 from cauce.models.forward import vocabulary_size
 from cauce.models.load import LoadedModel, parameter_names
 from cauce.types import Completion, GenerationRequest
 
 PREFILL_TOKENS = 1024  # prompts prefilled in one forward; a longer prompt goes alone
 ROW_STEP = 8  # decode batches are rounded up, so that few shapes occur
-WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 
 
 class NativeEngine:
     """Generates for many requests at once with one model; not thread-safe, one owner steps it."""
 
-    def __init__(self, model: LoadedModel, *, slots: int, deterministic: bool = False) -> None:
+    def __init__(self, model: LoadedModel, *, slots: int, deterministic: bool = False, compiled: bool = True) -> None:
+        """`compiled`: in the kernels of kernels.py where there are any, else in torch's own operations alone."""
         if slots < 1:
             raise ModelError(f"engine.slots {slots}: at least 1 sample must fit")
         self.version = 0
@@ -51,14 +54,18 @@ class NativeEngine:
         self._loaded = model
         self._model = model.model.eval()
         self._model.set_attn_implementation(ENGINE_ATTENTION)
-        self._lean = LeanDecoder.of(self._model, rows=slots)
+        kernels, self._why_no_kernels = load_kernels() if compiled else (None, "switched off")
+        if self._model.device.type != "cpu" or self._model.dtype not in SUFFIXES:
+            kernels, self._why_no_kernels = None, f"none for {self._model.dtype} on {self._model.device}"
+        self._lean = LeanDecoder.of(self._model, rows=slots, kernels=kernels)
         self._packed = [] if self._lean else pack_linears(self._model, rows=slots)
         self._shapes = {name: p.shape for name, p in self._model.named_parameters() if p.requires_grad}
         self._is_released = False
         self._deterministic = deterministic
         self._table = SlotTable(slots)
         self._prompts, self._answers = RowCache(), RowCache()
-        self._sampler = Sampler()
+        self._kernels = kernels
+        self._sampler = Sampler(kernels)
         self._queue: deque[OpenRequest] = deque()  # requests with indices that wait for a slot
         self._open: list[OpenRequest] = []  # requests not completed yet
         self._aborted: list[Completion] = []  # answers that could not start, given out by the next step
@@ -145,7 +152,7 @@ class NativeEngine:
         """Take new weights between steps; samples in flight go on with them. On an error nothing changes."""
         parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         assert tuple(parameters) == parameter_names(self._model)
-        _check_state(self._shapes, tensors, f"version {version} of lineage {lineage!r}")
+        check_state(self._shapes, tensors, f"version {version} of lineage {lineage!r}")
         with torch.no_grad():
             for name, parameter in parameters.items():
                 if parameter.numel():  # else only its packed form is kept
@@ -199,6 +206,7 @@ class NativeEngine:
             "prefilled_tokens": self._num_prefilled,
             "cache_mb": (self._prompts.num_bytes + self._answers.num_bytes) / 2**20,
             "forward": "lean" if self._lean else "model",
+            "kernels": self._why_no_kernels or "compiled",
             "packed_layers": len(self._packed),
             "seconds": dict(self._seconds),
         }
@@ -306,9 +314,14 @@ class NativeEngine:
         table = self._table
         live = np.flatnonzero(table.is_live)
         num_rows = table.slots if self._deterministic else min(table.slots, -(-len(live) // ROW_STEP) * ROW_STEP)
-        started, device = time.perf_counter(), self._model.device
-        layout = decode_layout(table, num_rows, live, deterministic=self._deterministic, device=device)
-        plan = DecodePlan(prompts=self._prompts, answers=self._answers, layout=layout)
+        started = time.perf_counter()
+        plan: AttentionPlan | KernelPlan
+        if self._kernels is not None and self._lean is not None and self._lean.attends_in_kernel:
+            plan = KernelPlan.of(self._kernels, table, num_rows, prompts=self._prompts, answers=self._answers)
+        else:
+            device = self._model.device
+            layout = decode_layout(table, num_rows, live, deterministic=self._deterministic, device=device)
+            plan = DecodePlan(prompts=self._prompts, answers=self._answers, layout=layout)
         position_S = table.prompt_length[:num_rows] + table.length[:num_rows]
         logits_SV = self._forward(table.last_token[:num_rows, None], position_S[:, None], plan, keep=0)[:, 0]
         self._seconds["decode"] += time.perf_counter() - started
@@ -335,7 +348,9 @@ class NativeEngine:
         self._seconds["sample"] += time.perf_counter() - started
         return done
 
-    def _forward(self, ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, *, keep: Tensor | int) -> Tensor:
+    def _forward(
+        self, ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan | KernelPlan, *, keep: Tensor | int
+    ) -> Tensor:
         """The model's own forward and head, attending by `plan`; logits of the positions `keep` (0: all)."""
         if self._lean is not None:
             return self._lean(self._tensor(ids), self._tensor(positions), plan, keep=keep)
@@ -361,27 +376,3 @@ class NativeEngine:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self._model.device)
-
-
-def _check_state(shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], what: str) -> None:
-    """Names and shapes must match exactly; otherwise a model would run half old, half new."""
-    wrapped = [name for name in tensors if any(prefix in name for prefix in WRAPPER_PREFIXES)]
-    wrapped = [name for name in wrapped if name not in shapes]
-    if wrapped:
-        raise WeightsError(
-            f"weights {what}: {wrapped[0]!r} carries the prefix of a wrapper (DDP's 'module.', "
-            "torch.compile's '_orig_mod.'); publish the unwrapped model's parameters"
-        )
-    missing = [name for name in shapes if name not in tensors]
-    unknown = [name for name in tensors if name not in shapes]
-    if missing or unknown:
-        raise WeightsError(
-            f"weights {what}: {len(missing)} are missing (first: {missing[:1]}), {len(unknown)} are "
-            f"unknown (first: {unknown[:1]}); names must match exactly, a tied parameter once"
-        )
-    for name, shape in shapes.items():
-        given = tensors[name]
-        if given.shape != shape or not given.is_floating_point():
-            raise WeightsError(
-                f"weights {what}: {name} is {given.dtype} {tuple(given.shape)}, this model has {tuple(shape)}"
-            )

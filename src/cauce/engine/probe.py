@@ -20,7 +20,9 @@ TOLERANCE_FP32 = 1e-3  # on the largest difference; rounding stays under a hundr
 TOLERANCE_HALF = 0.15  # on the mean difference: bf16 keeps eight bits, and single tokens may be further off
 
 
-def probed_engine(model: LoadedModel, *, slots: int, deterministic: bool = False) -> NativeEngine:
+def probed_engine(
+    model: LoadedModel, *, slots: int, deterministic: bool = False, compiled: bool = True
+) -> NativeEngine:
     """An engine for this model; its attention setting of before serves the plain forward.
 
     Raises:
@@ -29,7 +31,7 @@ def probed_engine(model: LoadedModel, *, slots: int, deterministic: bool = False
     plain_attention = str(model.model.config._attn_implementation)
     name = type(model.model).__name__
     try:
-        engine = NativeEngine(model, slots=slots, deterministic=deterministic)
+        engine = NativeEngine(model, slots=slots, deterministic=deterministic, compiled=compiled)
         difference = largest_difference(engine, plain_attention=plain_attention)
     except Exception as error:  # foreign model code may fail in any way where it meets an attention not its own
         raise ModelError(_refusal(f"cannot run {name} ({_first_line(error)})")) from error

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cauce.engine.kernels import SUFFIXES, Kernels
 from cauce.errors import ModelError
 
 BLOCK = 256
+NOT_FINITE = "the model's logits are not finite: its weights hold NaN or infinite numbers"
 WORD_MASK = (1 << 64) - 1
 
 
@@ -31,13 +33,16 @@ def uniforms(seed: int, task: int, index: int, count: int) -> np.ndarray:
 class Sampler:
     """Draws with buffers kept between steps: fresh ones cost more in page faults than the arithmetic."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Kernels | None = None) -> None:
+        self._kernels = kernels
         self._buffer_RV = torch.empty(0, 0)
 
     def draw(
         self, logits_RV: Tensor, temperature_R: np.ndarray, row_N: np.ndarray, uniform_N: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (int64) and log-probs (float32) of N draws, draw i from the logits of row row_N[i]."""
+        if self._kernels is not None and logits_RV.device.type == "cpu" and logits_RV.dtype in SUFFIXES:
+            return self._draw_in_kernel(self._kernels, logits_RV, temperature_R, row_N, uniform_N)
         num_rows, vocab = logits_RV.shape
         device = logits_RV.device
         scaled_RV = self._rows(num_rows, vocab, device)
@@ -54,7 +59,7 @@ class Sampler:
         weight_RKB = weight_RV.view(num_rows, -1, BLOCK)
         cdf_RK = weight_RKB.sum(-1).double().cumsum(-1)
         if not torch.isfinite(cdf_RK[:, -1]).all():
-            raise ModelError("the model's logits are not finite: its weights hold NaN or infinite numbers")
+            raise ModelError(NOT_FINITE)
         token_N = _invert(weight_RKB, cdf_RK, row, torch.from_numpy(uniform_N).to(device))
         if best_R is not None:
             token_N = torch.where(torch.from_numpy(greedy_R).to(device)[row], best_R[row], token_N)
@@ -64,6 +69,16 @@ class Sampler:
         log_total_N = max_R[row, 0].double() + cdf_RK[row, -1].log()
         logp_N = (logit_N / torch.from_numpy(divisor_N).to(device)).double() - log_total_N
         return token_N.cpu().numpy(), logp_N.float().cpu().numpy()
+
+    def _draw_in_kernel(
+        self, kernels: Kernels, logits_RV: Tensor, temperature_R: np.ndarray, row_N: np.ndarray, uniform_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        greedy_R = temperature_R == 0.0
+        divisor_R = np.where(greedy_R, 1.0, temperature_R)
+        token_N, logp_N, total_R = kernels.draw(logits_RV, divisor_R, greedy_R, row_N, uniform_N)
+        if not np.isfinite(total_R).all():
+            raise ModelError(NOT_FINITE)
+        return token_N, logp_N
 
     def _rows(self, num_rows: int, vocab: int, device: torch.device) -> Tensor:
         width = math.ceil(vocab / BLOCK) * BLOCK

@@ -123,6 +123,7 @@ class EngineSettings(Section):
     slots: int = semantic(64, "Completions generated at the same time by one engine", ge=1)
     deterministic: bool = semantic(False, "Fixed shapes, so that a sample does not depend on its batch mates; slower")
     threads: CountOrAuto = runtime("auto", "CPU threads of one engine")
+    compiled: bool = runtime(True, "Kernels compiled for this CPU, where there is a C++ compiler; else torch alone")
 
 
 class LearnerSettings(Section):

@@ -57,14 +57,22 @@ class RolloutWorker:
     """Generates. It works only inside `work`, in slices, so that its driver hears from it every `seconds`."""
 
     def __init__(
-        self, *, model_path: str, dtype: str, slots: int, deterministic: bool, weights_folder: str, lineage: str
+        self,
+        *,
+        model_path: str,
+        dtype: str,
+        slots: int,
+        deterministic: bool,
+        compiled: bool,
+        weights_folder: str,
+        lineage: str,
     ) -> None:
         from cauce.engine.probe import probed_engine
         from cauce.models.load import load_model, resolve_dtype
         from cauce.weights.store import WeightStore
 
         model = load_model(model_path, dtype=resolve_dtype(dtype), attention="sdpa")
-        self._engine = probed_engine(model, slots=slots, deterministic=deterministic)
+        self._engine = probed_engine(model, slots=slots, deterministic=deterministic, compiled=compiled)
         self._engine.release_unpacked()
         self._store = WeightStore(Path(weights_folder), keep=1)
         self._epoch = Epoch()

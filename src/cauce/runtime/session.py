@@ -37,7 +37,7 @@ WORKER_ENV = {
     # How long a thread spins before it sleeps when it waits for others. Sleeping at once makes decoding half as fast;
     # spinning for long takes the cores from whoever else has work, and slows a run beside other work down many times
     # over. This is nine tenths of the one and loses a quarter in the other case.
-    "GOMP_SPINCOUNT": "3000",
+    "GOMP_SPINCOUNT": "10000",
     # Huge pages, where the system leaves the choice to programs: every decode step reads all weights, and the walk
     # through page tables is half of that time. And large blocks come from memory that the process keeps: to fetch it
     # from the system for each tensor, and clear it, is a third of a training step.
@@ -75,6 +75,7 @@ class SessionPlan:
             "dtype": self.recipe.engine.dtype,
             "slots": self.slots,
             "deterministic": self.recipe.engine.deterministic,
+            "compiled": self.recipe.engine.compiled,
             "weights_folder": str(weights_folder),
             "lineage": self.lineage,
         }
