@@ -6,12 +6,10 @@ whatever it pads. Loss, dtype and samples are the same on both sides; optimizer 
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench
 from benchmarks.generation import as_result
-from benchmarks.heat_map import Panel, heat_map
 from benchmarks.learner_work import Cell, LearnerWork
 from benchmarks.machine import describe, num_cpus
 from benchmarks.results import Result
@@ -23,7 +21,6 @@ from cauce.runtime.session import WORKER_ENV
 WARM_UP = 1
 HEADLINE = Cell(prompt=44, answer=24, group_size=8, num_groups=8)
 PROMPTS, ANSWERS, GROUPS = (16, 44, 256, 1024), (24, 128, 512), (1, 4, 8, 16)
-PICTURE = "learner_surface.svg"
 LOSS_TOLERANCE = 0.02
 
 
@@ -46,7 +43,6 @@ def surface_over(bench: Bench, cells: list[Cell]) -> dict[str, Result]:
     ours, peer = play(bench, (HEADLINE, *cells), warm_up=1)
     ratios = {cell.label: own["rate"] / other["rate"] for cell, own, other in zip(cells, ours, peer, strict=True)}
     worst = min(range(len(cells)), key=lambda place: ratios[cells[place].label])
-    draw(ratios, bench.charts / PICTURE)
     return {
         "learner_surface": Result(
             ours=ours[worst]["rate"],
@@ -66,29 +62,6 @@ def surface_over(bench: Bench, cells: list[Cell]) -> dict[str, Result]:
             },
         )
     }
-
-
-def draw(ratios: dict[str, float], path: Path) -> None:
-    """One panel per group size: prompts from left to right, answers from bottom to top."""
-    keys = [tuple(int(part) for part in label.split("/")) for label in ratios]
-    value = dict(zip(keys, ratios.values(), strict=True))
-    prompts, answers, groups = (sorted({key[axis] for key in keys}) for axis in range(3))
-    panels = [
-        Panel(
-            title=f"{size} answer{'s' if size > 1 else ''} to a prompt",
-            rows=tuple(str(answer) for answer in answers),
-            columns=tuple(str(prompt) for prompt in prompts),
-            values=tuple(tuple(value.get((prompt, answer, size)) for prompt in prompts) for answer in answers),
-        )
-        for size in groups
-    ]
-    text = heat_map(
-        panels,
-        title="Learner: packed against padded, useful tokens a second",
-        x_name="prompt tokens",
-        y_name="answer tokens",
-    )
-    path.write_text(text, encoding="utf-8")
 
 
 def play(bench: Bench, cells: tuple[Cell, ...], *, warm_up: int) -> tuple[list[Facts], list[Facts]]:

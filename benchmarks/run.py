@@ -1,4 +1,5 @@
-"""`make bench [NAME...]`: measures, and merges figures into benchmarks/results.json as soon as each is there.
+"""`make bench [NAME...]`: measures, and merges figures into benchmarks/results.json as soon as each is there; at the end
+docs/performance.md is made anew from them.
 
 Nothing else should run on the machine meanwhile.
 """
@@ -18,6 +19,7 @@ from benchmarks import (
     journal_share,
     learner_speed,
     numerics,
+    page,
     rates,
     reward_curve,
     startup,
@@ -26,7 +28,7 @@ from benchmarks import (
 )
 from benchmarks.bench import MODEL, Bench
 from benchmarks.machine import describe
-from benchmarks.results import RESULTS, Result, merge
+from benchmarks.results import RESULTS, Result, merge, read
 
 Measurement = Callable[[Bench], dict[str, Result]]
 
@@ -93,7 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"unknown: {', '.join(unknown)}. There are:{known}", file=sys.stderr)
         return 2
     bench = Bench(model=options.model, steps=options.steps, charts=options.results.parent)
-    return run(options.names or list(MEASUREMENTS), bench, options.results)
+    code = run(options.names or list(MEASUREMENTS), bench, options.results)
+    if options.results == RESULTS:
+        page.write(read(RESULTS))
+    return code
 
 
 if __name__ == "__main__":
