@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.learner_work import Answer, LearnerWork, step_of, useful_tokens
+from benchmarks.learner_work import BEHAVIOUR_LOGP, Answer, LearnerWork, step_of, useful_tokens
 from benchmarks.turns import Turns
 from cauce.algorithms.advantages import make_batch
 from cauce.algorithms.table import resolve
@@ -44,7 +44,7 @@ def batch_of(answers: list[Answer]) -> Batch:
                 token_ids=answer.token_ids,
                 mask=np.ones(len(answer.token_ids), np.uint8),
                 advantages=np.full(len(answer.token_ids), answer.advantage, np.float32),
-                behaviour_logps=np.full(len(answer.token_ids), -1.0, np.float32),
+                behaviour_logps=np.full(len(answer.token_ids), BEHAVIOUR_LOGP, np.float32),
                 proximal_logps=None,
                 reference_logps=None,
             )
@@ -72,6 +72,7 @@ def main() -> None:
             "useful_tokens": useful,
             "packed_tokens": int(metrics["learner/packed_tokens"]),
             "loss": metrics["loss/total"],
+            "log_ratio": metrics["sampler/log_ratio_abs_mean"],
         }
 
     turns.play({"packing": learner.packing.path}, num_rounds=len(work.rounds), one_round=one_round)

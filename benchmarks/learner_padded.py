@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from benchmarks.learner_work import Answer, LearnerWork, step_of, trained_tokens, useful_tokens
+from benchmarks.learner_work import BEHAVIOUR_LOGP, Answer, LearnerWork, step_of, trained_tokens, useful_tokens
 from benchmarks.turns import Turns
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -34,8 +34,10 @@ def micro_batches(answers: list[Answer]) -> list[int]:
     return [size for size in fitting if size * width >= FEW] or fitting[-1:]
 
 
-def loss_of(model: Any, rows: list[Answer], num_tokens: int) -> Tensor:
-    """The clipped policy loss of one micro-batch, its sum over trained tokens divided by those of the whole step."""
+def loss_of(model: Any, rows: list[Answer], num_rows: int) -> tuple[Tensor, float]:
+    """The clipped policy loss of one micro-batch, a mean per answer divided by the answers of the whole step, and the
+    sum of |log p - log p of the sampler|.
+    """
     prompt, answer = (max(len(ids) for ids in side) for side in _sides(rows))
     ids = torch.zeros(len(rows), prompt + answer, dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -53,17 +55,19 @@ def loss_of(model: Any, rows: list[Answer], num_tokens: int) -> Tensor:
     advantage = torch.tensor([[row.advantage] for row in rows])
     ratio = (logp - logp.detach()).exp()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
-    return -(surrogate * is_trained).sum() / num_tokens
+    per_answer = (surrogate * is_trained).sum(-1) / is_trained.sum(-1)
+    return -per_answer.sum() / num_rows, float(((logp.detach() - BEHAVIOUR_LOGP).abs() * is_trained).sum())
 
 
-def forward_backward(model: Any, answers: list[Answer], *, size: int) -> float:
-    """Adds the gradient of a step in micro-batches of `size` rows, in the order of the step; returns the loss."""
-    num_tokens, total = trained_tokens(answers), 0.0
+def forward_backward(model: Any, answers: list[Answer], *, size: int) -> dict[str, float]:
+    """Adds the gradient of a step in micro-batches of `size` rows, in the order of the step."""
+    total, log_ratio = 0.0, 0.0
     for at in range(0, len(answers), size):
-        loss = loss_of(model, answers[at : at + size], num_tokens)
+        loss, part = loss_of(model, answers[at : at + size], len(answers))
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
-    return total
+        log_ratio += part
+    return {"loss": total, "log_ratio": log_ratio / trained_tokens(answers)}
 
 
 def _sides(rows: list[Answer]) -> tuple[list[Any], list[Any]]:
@@ -79,11 +83,11 @@ def main() -> None:
 
     def one_round(number: int) -> dict[str, Any]:
         answers = step_of(work.rounds[number], seed=number)
-        useful, tried, loss = useful_tokens(answers), {}, 0.0
+        useful, tried, metrics = useful_tokens(answers), dict[int, float](), dict[str, float]()
         for size in micro_batches(answers):
             model.zero_grad(set_to_none=True)
             began = time.perf_counter()
-            loss = forward_backward(model, answers, size=size)
+            metrics = forward_backward(model, answers, size=size)
             tried[size] = time.perf_counter() - began
         best = min(tried, key=lambda size: tried[size])
         return {
@@ -92,7 +96,7 @@ def main() -> None:
             "useful_tokens": useful,
             "micro_batch": best,
             "tried_s": tried,
-            "loss": loss,
+            **metrics,
         }
 
     turns.play({}, num_rounds=len(work.rounds), one_round=one_round)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 USEFUL_TOKENS = 2000  # a step has as many groups as come close to this, at least one
+BEHAVIOUR_LOGP = -1.0  # of every token, as if a sampler had recorded it
 VOCABULARY = 256  # token ids stay below what any model has
 
 
@@ -61,7 +62,7 @@ def step_of(cell: Cell, seed: int) -> list[Answer]:
                     group=group,
                     prompt_ids=prompt,
                     token_ids=rng.integers(1, VOCABULARY, length).astype(np.int32),
-                    advantage=1.0 if place % 2 == 0 else -1.0,
+                    advantage=1.0 if place % 2 == 0 else -0.5,
                 )
             )
     return answers

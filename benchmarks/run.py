@@ -1,7 +1,6 @@
-"""`make bench [NAME...]`: measures, and merges figures into benchmarks/results.json as soon as each is there; at the end
-docs/performance.md is made anew from them.
+"""`make bench [NAME...]`: measures, and merges figures into benchmarks/results.json as soon as each is there.
 
-Nothing else should run on the machine meanwhile.
+At the end docs/performance.md is made anew from them. Nothing else should run on the machine meanwhile.
 """
 
 import argparse
