@@ -13,7 +13,7 @@ from benchmarks.trl_environment import ROOT
 from benchmarks.turns import Player
 from cauce.runtime.session import WORKER_ENV
 
-WARM_UP = 1
+WARM_UP = 3  # until memory that is kept has grown to what a step needs
 COMMON = {
     "flops": "of linear weights: 2 per weight and row forward, 4 backward; attention, norms, loss, embeddings: none",
     "bound": "the fastest way of each group of products: plain torch or laid out by oneDNN before, one by one or joint",
