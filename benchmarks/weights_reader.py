@@ -2,8 +2,9 @@
 
     python -m benchmarks.weights_reader STORE SOURCE FIRST_VERSION NUM_ROUNDS
 
-Of two rounds, the first pulls a version from the store: read, checked and every byte touched. The second copies the
-source, a file in shared memory that is mapped and warm, into memory that this process has already.
+Of three rounds, the first pulls a version from the store: read, checked and every byte touched. The second copies the
+source, a file in shared memory that is mapped and warm, into memory that this process has already; the third copies it
+into memory that the system has to give first, and gives it back.
 """
 
 import mmap
@@ -16,6 +17,8 @@ import numpy as np
 
 from benchmarks.turns import Turns
 from cauce.weights.store import WeightStore
+
+KINDS = 3  # of rounds
 
 
 def main() -> None:
@@ -30,13 +33,19 @@ def main() -> None:
 
     def one_round(number: int) -> dict[str, Any]:
         began = time.perf_counter()
-        if number % 2:
+        kind = number % KINDS
+        if kind == 1:
             np.copyto(target, mapped)
             return {"seconds": time.perf_counter() - began}
-        held[:] = [store.pull(first + number // 2)]
+        if kind == 2:
+            fresh = mmap.mmap(-1, mapped.size)
+            np.copyto(np.frombuffer(fresh, dtype=np.uint8), mapped)
+            fresh.close()
+            return {"seconds": time.perf_counter() - began}
+        held[:] = [store.pull(first + number // KINDS)]
         return {"seconds": time.perf_counter() - began, "checksum": held[0].checksum}
 
-    turns.play({}, num_rounds=2 * num_rounds, one_round=one_round)
+    turns.play({}, num_rounds=KINDS * num_rounds, one_round=one_round)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from tests.tiny import tiny_model
 
 def test_the_ratio_compares_whole_rounds() -> None:
     ours = [{"seconds": 0.5, "publish_s": 0.2, "pull_s": 0.25}, {"seconds": 0.4, "publish_s": 0.1, "pull_s": 0.3}]
-    copies = [{"seconds": 0.1, "copy_s": 0.1}, {"seconds": 0.2, "copy_s": 0.2}]
+    copies = [{"seconds": 0.1, "fresh_s": 0.4}, {"seconds": 0.2, "fresh_s": 0.6}]
     result = as_result(ours, copies, settings={})
     assert (result.ours, result.peer) == (pytest.approx(0.45), pytest.approx(0.15))
     assert result.ratio == pytest.approx(1 / 3)
     assert result.spread["ratio"] == pytest.approx([0.2, 0.5])
+    assert result.detail["copies_into_fresh_memory_s"] == pytest.approx(0.5)
 
 
 @pytest.mark.slow
