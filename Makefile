@@ -16,7 +16,7 @@ help:
 	@echo "make test-long  whole runs and real kills"
 	@echo "make check      format, lint, types, floors"
 	@echo "make format     rewrite files the way check wants them"
-	@echo "make docs       write docs/recipe.md and docs/metrics.md again from the code"
+	@echo "make docs       write docs/recipe.md, metrics.md and performance.md again from code and figures"
 	@echo "make bench      measure, and write benchmarks/results.json (make bench NAME: one of them)"
 	@echo "make verify     check, test, test-long, 10,000 simulated runs, chaos on the quickstart (an hour)"
 	@echo "make clean      remove caches and .venv (runs/ stays)"
@@ -58,6 +58,7 @@ format: setup
 docs: setup
 	$(BIN)/python -m cauce.recipe.document
 	$(BIN)/python -m cauce.metrics.names > docs/metrics.md
+	$(BIN)/python -m benchmarks.page
 
 # `make bench grpo_step_vs_trl`: the words after `bench` name measurements.
 ifeq (bench,$(firstword $(MAKECMDGOALS)))

@@ -57,41 +57,42 @@ class TakesTurns(TrainerCallback):
         self._turns.tell("step", {name: float(value) for name, value in facts.items()})
 
 
-def config_of(workload: Workload, settings: dict[str, Any], folder: str) -> Any:
-    """TRL's configuration of this work; `settings` are those that peer_settings.py chooses among."""
+def config_of(workload: Workload, settings: dict[str, Any], folder: str, changes: dict[str, Any] | None = None) -> Any:
+    """TRL's configuration of this work; `settings` are those that trl_settings.py chooses among."""
     num_samples = workload.num_prompts * workload.group_size
-    return GRPOConfig(
-        output_dir=folder,
-        use_cpu=True,
-        seed=workload.seed,
-        model_init_kwargs={"dtype": settings["weights"], "attn_implementation": "sdpa"},
-        bf16=settings["autocast"],
-        per_device_train_batch_size=settings["batch"],
-        gradient_accumulation_steps=num_samples // settings["batch"],
-        use_transformers_continuous_batching=settings["continuous_batching"],
-        transformers_continuous_batching_config=CONTINUOUS_BATCHING if settings["continuous_batching"] else None,
-        gradient_checkpointing=False,
-        use_vllm=False,
-        max_steps=workload.num_steps,
-        num_generations=workload.group_size,
-        max_completion_length=workload.max_tokens,
-        temperature=workload.temperature,
-        learning_rate=workload.lr,
-        lr_scheduler_type="constant",
-        loss_type="grpo",
-        scale_rewards="group",
-        beta=0.0,
-        num_iterations=1,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        shuffle_dataset=False,
-        dataloader_num_workers=0,
-        logging_strategy="steps",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+    values = {
+        "output_dir": folder,
+        "use_cpu": True,
+        "seed": workload.seed,
+        "model_init_kwargs": {"dtype": settings["weights"], "attn_implementation": "sdpa"},
+        "bf16": settings["autocast"],
+        "per_device_train_batch_size": settings["batch"],
+        "gradient_accumulation_steps": num_samples // settings["batch"],
+        "use_transformers_continuous_batching": settings["continuous_batching"],
+        "transformers_continuous_batching_config": CONTINUOUS_BATCHING if settings["continuous_batching"] else None,
+        "gradient_checkpointing": False,
+        "use_vllm": False,
+        "max_steps": workload.num_steps,
+        "num_generations": workload.group_size,
+        "max_completion_length": workload.max_tokens,
+        "temperature": workload.temperature,
+        "learning_rate": workload.lr,
+        "lr_scheduler_type": "constant",
+        "loss_type": "grpo",
+        "scale_rewards": "group",
+        "beta": 0.0,
+        "num_iterations": 1,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "shuffle_dataset": False,
+        "dataloader_num_workers": 0,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return GRPOConfig(**{**values, **(changes or {})})
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """`make bench [NAME...]`: measures, and merges figures into benchmarks/results.json as soon as each is there.
 
-Nothing else should run on the machine meanwhile.
+At the end docs/performance.md is made anew from them. Nothing else should run on the machine meanwhile.
 """
 
 import argparse
@@ -12,10 +12,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import grpo_step, journal_share, numerics, reward_curve, startup
+from benchmarks import (
+    generation,
+    grpo_step,
+    journal_share,
+    learner_speed,
+    numerics,
+    page,
+    rates,
+    reward_curve,
+    startup,
+    time_to_accuracy,
+    weights_sync,
+)
 from benchmarks.bench import MODEL, Bench
 from benchmarks.machine import describe
-from benchmarks.results import RESULTS, Result, merge
+from benchmarks.results import RESULTS, Result, merge, read
 
 Measurement = Callable[[Bench], dict[str, Result]]
 
@@ -29,7 +41,15 @@ MEASUREMENTS: dict[str, Measurement] = {
     "grpo_step_vs_trl_bf16": grpo_step.bf16,
     "grpo_step_vs_trl_fp32": grpo_step.fp32,
     "grpo_step_vs_trl_all_signal": grpo_step.all_signal,
+    "weights_vs_copy": weights_sync.weights_vs_copy,
+    "decode_vs_gemm": rates.decode,
+    "learner_vs_gemm": rates.learner,
+    "learner_vs_padded": learner_speed.headline,
+    "generate_vs_transformers": generation.against_transformers,
+    "generate_vs_vllm": generation.against_vllm,
     "reward_curve_vs_trl": reward_curve.reward_curve,
+    "learner_surface": learner_speed.surface,
+    "time_to_accuracy_vs_trl": time_to_accuracy.time_to_accuracy,
 }
 
 
@@ -74,7 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"unknown: {', '.join(unknown)}. There are:{known}", file=sys.stderr)
         return 2
     bench = Bench(model=options.model, steps=options.steps, charts=options.results.parent)
-    return run(options.names or list(MEASUREMENTS), bench, options.results)
+    code = run(options.names or list(MEASUREMENTS), bench, options.results)
+    if options.results == RESULTS:
+        page.write(read(RESULTS))
+    return code
 
 
 if __name__ == "__main__":

@@ -44,15 +44,20 @@ def ensure() -> TrlEnvironment:
     """The environment, made first where there is none (some minutes)."""
     given = os.environ.get(VARIABLE)
     python = Path(given) if given else _made()
-    wanted = read_requirements(REQUIREMENTS.read_text(encoding="utf-8"))
-    found = _versions(python, wanted)
+    return TrlEnvironment(python=python, versions=checked_versions(python, REQUIREMENTS, VARIABLE))
+
+
+def checked_versions(python: Path, requirements: Path, variable: str) -> dict[str, str]:
+    """The versions that an environment has of what a file pins; another one than pinned is an error."""
+    wanted = read_requirements(requirements.read_text(encoding="utf-8"))
+    found = _versions(python, wanted, requirements.name)
     for name, version in wanted.items():
         if found[name].partition("+")[0] != version:
             raise RuntimeError(
-                f"{python} has {name} {found[name]}, {REQUIREMENTS.name} asks for {version}; install that there, or "
-                f"unset {VARIABLE} to have an environment made under {CACHE.name}/"
+                f"{python} has {name} {found[name]}, {requirements.name} asks for {version}; install that there, or "
+                f"unset {variable} to have an environment made under {CACHE.name}/"
             )
-    return TrlEnvironment(python=python, versions=found)
+    return found
 
 
 def read_requirements(text: str) -> dict[str, str]:
@@ -73,10 +78,10 @@ def _made() -> Path:
     return python
 
 
-def _versions(python: Path, names: Mapping[str, str]) -> dict[str, str]:
+def _versions(python: Path, names: Mapping[str, str], file: str) -> dict[str, str]:
     asked = subprocess.run([str(python), "-c", _ASK, *names], capture_output=True, text=True, check=False, timeout=60)
     if asked.returncode != 0:
-        raise RuntimeError(f"{python} lacks a package of {REQUIREMENTS.name}: {asked.stderr.strip()[-300:]}")
+        raise RuntimeError(f"{python} lacks a package of {file}: {asked.stderr.strip()[-300:]}")
     found: dict[str, str] = json.loads(asked.stdout)
     return found
 

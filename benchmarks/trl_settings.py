@@ -5,12 +5,13 @@ A choice is kept in .bench/ by machine, versions, model and work, since trying a
 which TRL switches on by default and which only costs time where memory suffices.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.settings_cache import digest, read, write
 
 DTYPES = ("fp32", "bf16")
 
@@ -70,17 +71,16 @@ def tried(
     try_one: Callable[[TrlSettings], Trial], *, dtype: str | None, key: Mapping[str, Any], cache: Path
 ) -> list[Trial]:
     """Trials of all candidates of a dtype; those that the cache has under the same key are not run again."""
-    kept = _read(cache)
+    kept = read(cache)
     trials = []
     for settings in CANDIDATES:
         if dtype not in (None, settings.dtype):
             continue
-        name = _digest({**key, **asdict(settings)})
+        name = digest({**key, **asdict(settings)})
         if name not in kept:
             trial = try_one(settings)
             kept[name] = {"label": settings.label, "seconds": trial.seconds, "failure": trial.failure}
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            cache.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+            write(cache, kept)
         entry = kept[name]
         trials.append(Trial(settings=settings, seconds=entry["seconds"], failure=entry["failure"]))
     return trials
@@ -92,12 +92,3 @@ def table(trials: Sequence[Trial]) -> dict[str, float | str]:
         trial.settings.label: trial.failure.splitlines()[0] if trial.seconds is None else trial.seconds
         for trial in trials
     }
-
-
-def _read(cache: Path) -> dict[str, Any]:
-    kept: dict[str, Any] = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
-    return kept
-
-
-def _digest(key: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

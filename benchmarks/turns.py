@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -50,6 +50,15 @@ class Turns:
         """Blocks until it is this process's turn."""
         if not self._requests.readline():
             raise EOFError("the conductor of this measurement has gone")
+
+    def play(self, ready: Mapping[str, Any], *, num_rounds: int, one_round: Callable[[int], Mapping[str, Any]]) -> None:
+        """Says that it is ready, plays as many rounds as it is called for, and ends when it is called once more."""
+        self.tell("ready", ready)
+        for number in range(num_rounds):
+            self.wait()
+            self.tell("round", one_round(number))
+        self.wait()
+        self.tell("end", {})
 
 
 class Player:

@@ -18,6 +18,14 @@ PROMISED = {
     "first_plan_log_ratio_bf16",
     "journal_share",
     "startup",
+    "weights_vs_copy",
+    "decode_vs_gemm",
+    "learner_vs_gemm",
+    "learner_vs_padded",
+    "learner_surface",
+    "generate_vs_transformers",
+    "generate_vs_vllm",
+    "time_to_accuracy_vs_trl",
 }
 
 
