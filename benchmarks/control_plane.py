@@ -51,7 +51,7 @@ class Shape:
     load: Load = field(default_factory=Load)
     group_size: int = 8
     tasks_per_plan: int = 128
-    max_staleness: int = 15
+    max_staleness: int = 23  # so that no slot waits for a task: a group takes 36 s, until the last of its answers
     plans: int = 1_000_000
     checkpoint_every: int = 0
 

@@ -68,7 +68,7 @@ class SingleTurn:
 
     def answer_text(self, token_ids: Sequence[int] | np.ndarray, eos_ids: Iterable[int]) -> str:
         """The answer as rewards see it: without the stop token it ended in and without special tokens."""
-        ids = [int(i) for i in token_ids]
+        ids: list[int] = np.asarray(token_ids, dtype=np.int64).tolist()
         if ids and ids[-1] in set(eos_ids):
             ids = ids[:-1]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
