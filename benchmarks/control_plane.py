@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from cauce.runtime.placement import plan_placement
 from cauce.runtime.session import Session
 from cauce.runtime.tasks import Environment, TaskSource
 from cauce.runtime.world import Clock, SystemClock, Workers
+from cauce.simulate.clock import VirtualClock
 from cauce.stages.prepare import Prepared
 from cauce.stages.run import Parts, Training, run
 from cauce.types import Row, Sampling
@@ -40,7 +41,8 @@ from cauce.types import Row, Sampling
 ACTORS = 1000
 REAL_ACTORS = 8
 TARGET = 0.95
-RAMP_S, WINDOW_S = 15.0, 60.0
+RAMP_S, WINDOW_S = 25.0, 60.0
+FLAT = 1.02  # of memory over 9,000 plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +238,143 @@ def figures(window: Window, shape: Shape) -> dict[str, float]:
 def ideal_rate(shape: Shape) -> float:
     """Answers per second of slots that never wait."""
     return shape.actors * shape.load.slots / shape.load.mean_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What the process holds at one plan."""
+
+    plan: int
+    resident_mb: float
+    objects: int  # that the garbage collector knows
+    blocks: int  # of Python's allocator
+
+
+class MemoryWatch(NullObserver):
+    """Looks at chosen plans."""
+
+    def __init__(self, plans: tuple[int, ...]) -> None:
+        self._plans = plans
+        self.held: list[Held] = []
+
+    def on_plan(self, plan: int, metrics: Any) -> None:
+        if plan in self._plans:
+            gc.collect()
+            objects, blocks = len(gc.get_objects()), sys.getallocatedblocks()
+            self.held.append(Held(plan=plan, resident_mb=_resident_mb(), objects=objects, blocks=blocks))
+
+
+# Small plans over all actors: what may grow does so with plans, tasks and turns, whatever their size.
+LONG_RUN = Shape(
+    load=Load(tokens=16, mean_s=2.0), group_size=2, tasks_per_plan=2, max_staleness=3, plans=10_000, checkpoint_every=500
+)
+LOOKS = (1_000, 5_000, 10_000)
+
+
+def control_plane_memory(bench: Bench) -> dict[str, Result]:
+    """10,000 plans in virtual time. The journal lies in memory: what is on its disk is meant to grow."""
+    shared = Path("/dev/shm")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="cauce-plans-", dir=shared if shared.is_dir() else None) as folder:
+        watch = run_long(LONG_RUN, Path(folder) / "run", LOOKS)
+    first, *_, last = watch.held
+    return {
+        "control_plane_memory": Result(
+            ours=last.resident_mb / first.resident_mb,
+            peer=FLAT,
+            unit="times the memory at plan 1,000",
+            dtype="",
+            runs=1,
+            peer_is="bound",
+            settings={"plans": LONG_RUN.plans, "actors": LONG_RUN.actors, "samples_per_plan": 4},
+            detail={str(each.plan): asdict(each) for each in watch.held} | {"took_s": time.monotonic() - began},
+        )
+    }
+
+
+def run_long(shape: Shape, folder: Path, looks: tuple[int, ...]) -> MemoryWatch:
+    """A run in virtual time."""
+    watch = MemoryWatch(looks)
+    run_shape(shape, folder, VirtualClock(), observer=watch)
+    return watch
+
+
+def control_plane_1000(bench: Bench) -> dict[str, Result]:
+    """A minute of real time, with the real journal on the disk; then again with real actors beside."""
+    from cauce.environments.single_turn import SingleTurn
+    from cauce.models.load import load_tokenizer
+
+    shape = Shape()
+    environment = SingleTurn(load_tokenizer(str(bench.model_folder)), _recipe(shape).data)
+    alone = measure(shape, bench.cache, environment=environment)
+    beside = measure_with_real(shape, bench.cache, environment=environment)
+    return {
+        "control_plane_1000": Result(
+            ours=min(alone["answers_per_s"], beside["answers_per_s"]),
+            peer=ideal_rate(shape),
+            unit="answers/s",
+            dtype="",
+            runs=2,
+            better="higher",
+            peer_is="slots that never wait",
+            spread={"ours": sorted([alone["answers_per_s"], beside["answers_per_s"]])},
+            settings={
+                "actors": shape.actors,
+                "slots": shape.load.slots,
+                "mean_s": shape.load.mean_s,
+                "tokens": shape.load.tokens,
+                "group_size": shape.group_size,
+                "tasks_per_plan": shape.tasks_per_plan,
+                "max_staleness": shape.max_staleness,
+                "real_actors": REAL_ACTORS,
+                "target": TARGET,
+            },
+            detail={"simulated": alone, "with_real": beside},
+        )
+    }
+
+
+def measure(
+    shape: Shape,
+    cache: Path,
+    *,
+    environment: Environment | None = None,
+    ramp_s: float = RAMP_S,
+    window_s: float = WINDOW_S,
+    real: Workers | None = None,
+    num_real: int = 0,
+) -> dict[str, float]:
+    """A run in real time with its journal in a folder of `cache`, which has to be on a disk."""
+    cache.mkdir(parents=True, exist_ok=True)
+    window = Window(ramp_s, window_s)
+    with tempfile.TemporaryDirectory(prefix="control-", dir=cache) as folder:
+        run_dir = Path(folder) / "run"
+        run_shape(
+            shape, run_dir, SystemClock(), environment=environment, on_turn=window, real=real, num_real=num_real
+        )
+    return figures(window, shape)
+
+
+def measure_with_real(shape: Shape, cache: Path, **how: Any) -> dict[str, float]:
+    """The same with real actors of Ray in the places of the first ones, and what their calls take."""
+    import ray
+
+    from cauce.runtime.ray_workers import RayWorkers
+
+    with tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp") as folder:  # short: Ray's sockets lie in it
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            _temp_dir=folder,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
+        )
+        try:
+            workers = RayWorkers(log_folder=Path(folder) / "logs", env={})
+            return measure(shape, cache, real=workers, num_real=REAL_ACTORS, **how)
+        finally:
+            ray.shutdown()
 
 
 def _resident_mb() -> float:

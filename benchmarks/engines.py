@@ -27,6 +27,7 @@ from cauce.types import Batch, Completion, GenerationRequest, Group, Outcome, Ro
 SIGMA = 0.5  # of the logarithm of an answer's time
 REWARD_S = 0.05
 LEARN_S = 0.8  # one optimizer step
+ROUNDING_S = 1e-6  # of a clock that counts from 1970: an event so near is due
 QUICK_S = 0.01  # every other verb of the learner
 
 
@@ -320,7 +321,7 @@ class TimedWorkers:
         done: list[Call] = []
         deadline = self._clock.monotonic() + timeout_s
         while not done:
-            now = self._clock.monotonic()
+            now = self._clock.monotonic() + ROUNDING_S
             while self._events and self._events[0][0] <= now:
                 done.append(heapq.heappop(self._events)[2])
             if now >= deadline:
@@ -334,8 +335,8 @@ class TimedWorkers:
                     del self._out_real[call]
                     self.measured.real_calls.append(self._clock.monotonic() - call.started)
                 done += ready
-            elif pause:
-                self._clock.sleep(pause)
+            elif not done:
+                self._clock.sleep(pause + ROUNDING_S)
         self._left_wait = time.perf_counter()
         self.measured.waits_s += self._left_wait - entered
         return done
