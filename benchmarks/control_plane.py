@@ -266,7 +266,12 @@ class MemoryWatch(NullObserver):
 
 # Small plans over all actors: what may grow does so with plans, tasks and turns, whatever their size.
 LONG_RUN = Shape(
-    load=Load(tokens=16, mean_s=2.0), group_size=2, tasks_per_plan=2, max_staleness=3, plans=10_000, checkpoint_every=500
+    load=Load(tokens=16, mean_s=2.0),
+    group_size=2,
+    tasks_per_plan=2,
+    max_staleness=3,
+    plans=10_000,
+    checkpoint_every=500,
 )
 LOOKS = (1_000, 5_000, 10_000)
 
@@ -297,7 +302,11 @@ def run_long(shape: Shape, folder: Path, looks: tuple[int, ...]) -> MemoryWatch:
     watch = MemoryWatch(looks)
     # What this benchmark itself notes at each turn is not the control plane's.
     run_shape(
-        shape, folder, VirtualClock(), observer=watch, on_turn=lambda journal, workers, _: workers.measured.turns.clear()
+        shape,
+        folder,
+        VirtualClock(),
+        observer=watch,
+        on_turn=lambda journal, workers, _: workers.measured.turns.clear(),
     )
     return watch
 
@@ -352,9 +361,7 @@ def measure(
     window = Window(ramp_s, window_s)
     with tempfile.TemporaryDirectory(prefix="control-", dir=cache) as folder:
         run_dir = Path(folder) / "run"
-        run_shape(
-            shape, run_dir, SystemClock(), environment=environment, on_turn=window, real=real, num_real=num_real
-        )
+        run_shape(shape, run_dir, SystemClock(), environment=environment, on_turn=window, real=real, num_real=num_real)
     return figures(window, shape)
 
 

@@ -6,8 +6,8 @@ machine's, or a virtual one. Workers of Ray may stand beside them, with the real
 slots.
 """
 
-import heapq
 import hashlib
+import heapq
 import math
 import random
 import time

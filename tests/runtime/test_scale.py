@@ -12,8 +12,8 @@ from benchmarks.engines import TimedWorkers
 from cauce.journal import Journal
 from cauce.metrics.observer import NullObserver
 from cauce.runtime.trainer import PUBLISHED_KEPT
-from cauce.stages.run import Training
 from cauce.simulate.clock import VirtualClock
+from cauce.stages.run import Training
 from tests.fakes import ScriptedRollout, request
 from tests.journal.records import admit, make_plan, make_ready, new_journal
 from tests.runtime.rig import PoolRig
@@ -90,6 +90,13 @@ def test_what_the_trainer_asks_at_every_turn_takes_no_longer_after_many_plans(tm
         assert found[0] == found[1]
 
 
+def fail_midway(journal: Journal) -> None:
+    with journal.transaction():
+        admit(journal, 3)
+        journal.drop(2, "stale")
+        raise ZeroDivisionError
+
+
 def test_kept_counts_are_those_of_the_rows_after_rollbacks_and_in_a_new_owner(tmp_path: Path) -> None:
     def recount(journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
         states = dict(journal.select("SELECT state, COUNT(*) FROM task GROUP BY state"))
@@ -103,10 +110,8 @@ def test_kept_counts_are_those_of_the_rows_after_rollbacks_and_in_a_new_owner(tm
         admit(journal, 6)
         make_ready(journal, 0)
         journal.drop(1, "no_signal")
-        with pytest.raises(ZeroDivisionError), journal.transaction():
-            admit(journal, 3)
-            journal.drop(2, "stale")
-            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            fail_midway(journal)
         assert kept(journal) == recount(journal) == ({"pending": 4, "ready": 1, "dropped": 1}, {"no_signal": 1})
         journal.drop(3, "stale")
         journal.write_plan(make_plan(1, [0]))
@@ -124,7 +129,13 @@ def test_what_a_run_holds_is_bounded_over_plans(tmp_path: Path) -> None:
     shape = replace(LONG_RUN, actors=6, plans=600, checkpoint_every=100)
 
     def look(journal: Journal, workers: TimedWorkers, training: Training) -> None:
-        for owner in (training.trainer, training.flow, training.buffer, training.session.pool, training.session.rewards):
+        for owner in (
+            training.trainer,
+            training.flow,
+            training.buffer,
+            training.session.pool,
+            training.session.rewards,
+        ):
             for name, value in vars(owner).items():
                 if isinstance(value, dict | list | set):
                     sizes[name] = max(sizes.get(name, 0), len(value))

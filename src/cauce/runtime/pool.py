@@ -217,10 +217,10 @@ class RolloutPool:
         heapq.heappush(self._loads, (len(member.open), member.number, member))
 
     def _place_orphans(self) -> None:
-        if not any(alone for _, alone in self._orphans):
-            if self._reserved is not None and not self._reserved.open:
-                self._reserved, freed = None, self._reserved
-                self._note_load(freed)
+        freed = self._reserved
+        if freed is not None and not freed.open and not any(alone for _, alone in self._orphans):
+            self._reserved = None
+            self._note_load(freed)
         orphans, self._orphans = self._orphans, []
         for request, alone in orphans:
             self.submit(request, alone=alone)
