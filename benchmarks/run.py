@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import (
+    control_plane,
     generation,
     grpo_step,
     journal_share,
@@ -35,6 +36,8 @@ Measurement = Callable[[Bench], dict[str, Result]]
 MEASUREMENTS: dict[str, Measurement] = {
     "startup": startup.startup,
     "journal_share": journal_share.journal_share,
+    "control_plane_1000": control_plane.control_plane_1000,
+    "control_plane_memory": control_plane.control_plane_memory,
     "first_plan_log_ratio_fp32": numerics.fp32,
     "first_plan_log_ratio_bf16": numerics.bf16,
     "grpo_step_vs_trl": grpo_step.best_of_each,

@@ -68,8 +68,8 @@ class SingleTurn:
 
     def answer_text(self, token_ids: Sequence[int] | np.ndarray, eos_ids: Iterable[int]) -> str:
         """The answer as rewards see it: without the stop token it ended in and without special tokens."""
-        ids = [int(i) for i in token_ids]
-        if ids and ids[-1] in set(eos_ids):
+        ids = np.asarray(token_ids, dtype=np.int64)  # of a list the tokenizer would look at every item, in Python
+        if len(ids) and int(ids[-1]) in set(eos_ids):
             ids = ids[:-1]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 

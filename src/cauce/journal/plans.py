@@ -49,8 +49,11 @@ def first_open_plan(db: sqlite3.Connection) -> int | None:
 
 def check_decides_next(db: sqlite3.Connection, number: int) -> list[int]:
     """The tasks of the plan, if it is the lowest open one; plans are decided in order."""
-    lowest = first_open_plan(db)
-    if lowest != number:
+    # Plans are decided in order, so an open one is the lowest if the one before it is not open.
+    query = "SELECT number, state FROM plan WHERE number IN (?, ?)"
+    around = dict(db.execute(query, (number - 1, number)).fetchall())
+    if around.get(number) != "planned" or around.get(number - 1) == "planned":
+        lowest = first_open_plan(db)
         state = db.execute("SELECT state FROM plan WHERE number = ?", (number,)).fetchone()
         what = f"it is {state[0]}" if state else "there is no such plan"
         expected = f"the plan to decide now is {lowest}" if lowest is not None else "no plan is open"

@@ -71,6 +71,9 @@ class Accepted:
 class JournalReader:
     """A run's record, read only."""
 
+    counts_query = "SELECT state, COUNT(*) FROM task GROUP BY state"
+    drops_query = "SELECT reason, COUNT(*) FROM task WHERE state = 'dropped' GROUP BY reason"
+
     def __init__(self, run_dir: Path, connection: sqlite3.Connection) -> None:
         self.run_dir = run_dir
         self._connection = connection
@@ -130,7 +133,7 @@ class JournalReader:
 
     def counts(self) -> dict[TaskState, int]:
         """Number of tasks per state; every state is a key."""
-        found = dict(self._rows("SELECT state, COUNT(*) FROM task GROUP BY state"))
+        found = dict(self._rows(self.counts_query))
         return {state: found.get(state, 0) for state in get_args(TaskState)}
 
     def occupancy(self) -> dict[str, int]:
@@ -148,7 +151,7 @@ class JournalReader:
 
     def drops(self) -> dict[str, int]:
         """Number of dropped tasks per reason."""
-        return dict(self._rows("SELECT reason, COUNT(*) FROM task WHERE state = 'dropped' GROUP BY reason"))
+        return dict(self._rows(self.drops_query))
 
     def undecided_below(self, task: int) -> tuple[int, ...]:
         """Tasks with a lower admission number that are neither accepted nor dropped yet."""
@@ -218,7 +221,7 @@ class JournalReader:
 
     @property
     def max_reuse(self) -> int:
-        return int(self.meta.get("max_reuse", "1"))
+        return int(self._meta_value("max_reuse") or "1")
 
     @property
     def last_plan(self) -> int:
@@ -228,7 +231,9 @@ class JournalReader:
     @property
     def last_decided(self) -> int:
         """Number of the newest plan that is applied or skipped: the policy version of the learner."""
-        return int(self._value("SELECT COALESCE(MAX(number), 0) FROM plan WHERE state != 'planned'"))
+        # From the end: plans are decided in order, so that only open ones come before it.
+        found = self._rows("SELECT number FROM plan WHERE state != 'planned' ORDER BY number DESC LIMIT 1")
+        return int(found[0][0]) if found else 0
 
     @timed
     def plans(self, from_number: int = 1, until: int | None = None) -> list[PlanRecord]:
@@ -278,6 +283,10 @@ class JournalReader:
 
     def _value(self, query: str, *values: Any) -> Any:
         return self._rows(query, *values)[0][0]
+
+    def _meta_value(self, key: str) -> str | None:
+        found = self._rows("SELECT value FROM meta WHERE key = ?", key)
+        return str(found[0][0]) if found else None
 
     def _task_row(self, task: int, columns: str) -> tuple[Any, ...]:
         rows = self._rows(f"SELECT {columns} FROM task WHERE id = ?", task)

@@ -19,7 +19,7 @@ from typing import Any, Self, get_args
 from cauce.durable import make_folder, sync
 from cauce.errors import JournalError
 from cauce.faults import fault_point
-from cauce.journal import leases, plans, schema
+from cauce.journal import leases, plans, schema, tally
 from cauce.journal.answers import check_complete, record_answer, record_outcome
 from cauce.journal.commits import Commits, timed
 from cauce.journal.encoding import metrics_to_json, row_to_json, to_json
@@ -40,6 +40,7 @@ class Journal(JournalReader):
     """
 
     writer = PayloadWriter
+    counts_query, drops_query = tally.COUNTS, tally.DROPS
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Journal(JournalReader):
         self._clock = clock
         owner = this_process(epoch=schema.raise_epoch(connection), locking=locking)
         lock.describe(owner)
+        tally.install(connection)
         self.owner = owner
         self._payloads = self.writer(self._payload_folder, epoch=owner.epoch, max_file_bytes=max_file_bytes)
         self._commits = Commits(connection, self._payloads, owner=owner, where=f"journal of {run_dir}")
@@ -262,7 +264,7 @@ class Journal(JournalReader):
     def mark_ready(self, task: int) -> None:
         """The group is complete and scored: its lease ends and it may be planned."""
         with self._commits.write() as db:
-            check_complete(db, task, group_size=self.meta.get("group_size"))
+            check_complete(db, task, group_size=self._meta_value("group_size"))
             leases.end(db, task, "ready")
             db.execute("UPDATE task SET state = 'ready' WHERE id = ?", (int(task),))
 

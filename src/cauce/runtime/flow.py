@@ -237,7 +237,7 @@ class RolloutFlow:
                 key=task,
                 row=row,
                 texts=tuple(self._source.answer_text(c.token_ids) for c in completions),
-                token_ids=tuple(tuple(int(t) for t in c.token_ids) for c in completions),
+                token_ids=tuple(tuple(c.token_ids.tolist()) for c in completions),
                 step=self.version,
                 max_steps=self._settings.max_steps,
             )

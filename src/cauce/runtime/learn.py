@@ -11,7 +11,7 @@ from typing import Protocol
 from cauce.algorithms.advantages import carries_signal, make_batch, train_sequences
 from cauce.algorithms.table import Algorithm
 from cauce.faults import fault_point
-from cauce.types import Batch, Group, Plan, ScoredBatch
+from cauce.types import Batch, Group, Plan, ScoredBatch, TrainSequence
 
 
 class LearnerVerbs(Protocol):
@@ -44,10 +44,12 @@ def learn(learner: LearnerVerbs, *, algorithm: Algorithm, plan: Plan, groups: Se
     has_kl_reward = algorithm.needs_reference and algorithm.kl_in == "reward"
     scored = learner.score(groups, proximal=len(plan.mini_batches) > 1 or has_kl_reward)
     sequences = train_sequences(algorithm, scored)
+    by_task: dict[int, list[TrainSequence]] = {}
+    for sequence in sequences:
+        by_task.setdefault(sequence.group, []).append(sequence)
     steps: list[dict[str, float]] = []
     for tasks in plan.mini_batches:
-        members = tuple(s for task in tasks for s in sequences if s.group == task)
-        batch = make_batch(members)
+        batch = make_batch(tuple(s for task in tasks for s in by_task.get(task, ())))
         if batch.num_tokens == 0:
             continue
         metrics = learner.forward_backward(batch)

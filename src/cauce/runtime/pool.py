@@ -4,8 +4,12 @@ One call to `work` is out per worker at any time; new requests, cancellations an
 next one, so a worker that joins or rejoins needs nothing but its first call. The pool decides nothing about tasks: it
 reports a lost request with its cause, and its owner leases the missing answers again. A request that may have killed a
 worker can be given one for itself (`alone`). Dead ones are replaced by the rules of restarts.py.
+
+A turn costs what happens in it, not what the pool has: it looks at workers that have something to do, at calls that are
+done and at the oldest that is not, and finds the least loaded worker in a heap.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -45,13 +49,13 @@ class News:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Member:
     worker: Worker
+    number: int  # in the order of starts
     waiting: list[GenerationRequest] = field(default_factory=list)  # not sent yet
     open: dict[tuple[int, int], GenerationRequest] = field(default_factory=dict)  # (task, index) not back yet
     cancel: list[int] = field(default_factory=list)
     call: Call | None = None
     sent: tuple[GenerationRequest, ...] = ()  # with the call
     asked: tuple[str, int] = ("", -1)  # lineage and version that the call asks for
-    is_reserved: bool = False  # for a request that must be alone: it takes no other until that one is done
 
 
 class RolloutPool:
@@ -73,7 +77,13 @@ class RolloutPool:
         self._clock = clock
         self._epoch = owner_epoch
         self._hang_s = hang_s
-        self._members: list[_Member] = []
+        self._members: dict[_Member, None] = {}  # in the order of starts
+        self._num_started = 0
+        self._to_call: dict[_Member, None] = {}  # with something to do and, mostly, no call out
+        self._out: dict[Call, _Member] = {}  # calls that are out, the oldest first
+        self._holders: dict[int, dict[_Member, None]] = {}  # task -> whoever has answers of it open
+        self._loads: list[tuple[int, int, _Member]] = []  # a heap: answers open, number; some entries are out of date
+        self._reserved: _Member | None = None  # for a request that must be alone: takes no other until that is done
         self._orphans: list[tuple[GenerationRequest, bool]] = []  # without a worker yet, and whether one for itself
         self._version, self._lineage = 0, "0"
 
@@ -82,7 +92,7 @@ class RolloutPool:
         while len(self._members) < self._size and self._restarts.may_start:
             worker = self._restarts.start()
             if worker is not None:
-                self._members.append(_Member(worker=worker))
+                self._join(worker)
         self._restarts.is_up |= len(self._members) == self._size
         self._place_orphans()
 
@@ -94,6 +104,9 @@ class RolloutPool:
             return "none"
         member.waiting.append(request)
         member.open.update({(request.task, index): request for index in request.indices})
+        self._holders.setdefault(request.task, {})[member] = None
+        self._to_call[member] = None
+        self._note_load(member)
         return member.worker.name
 
     def next_worker(self, *, alone: bool = False) -> str:
@@ -104,11 +117,12 @@ class RolloutPool:
     def cancel(self, task: int) -> None:
         """Stops work on a task whose answers are no longer wanted."""
         self._orphans = [(request, alone) for request, alone in self._orphans if request.task != task]
-        for member in self._members:
-            if any(key[0] == task for key in member.open):
-                member.open = {key: request for key, request in member.open.items() if key[0] != task}
-                member.waiting = [request for request in member.waiting if request.task != task]
-                member.cancel.append(task)
+        for member in self._holders.pop(task, {}):
+            member.open = {key: request for key, request in member.open.items() if key[0] != task}
+            member.waiting = [request for request in member.waiting if request.task != task]
+            member.cancel.append(task)
+            self._to_call[member] = None
+            self._note_load(member)
 
     def serve(self, version: int, *, lineage: str = "0") -> None:
         """The version that every worker works with from its next slice on."""
@@ -117,8 +131,9 @@ class RolloutPool:
     def calls(self) -> list[Call]:
         """Calls that are out; idle workers are not called."""
         self.fill()
-        for member in self._members:
-            if member.call is None and (member.open or member.cancel):
+        to_call, self._to_call = self._to_call, {}
+        for member in to_call:
+            if member.call is None and (member.open or member.cancel):  # one that has a call out comes back with it
                 member.sent, member.asked = tuple(member.waiting), (self._lineage, self._version)
                 member.call = self._workers.call(
                     member.worker,
@@ -131,24 +146,27 @@ class RolloutPool:
                     seconds=SLICE_S,
                 )
                 member.waiting, member.cancel = [], []
-        return [member.call for member in self._members if member.call is not None]
+                self._out[member.call] = member
+        return list(self._out)
 
     def take(self, done: Sequence[Call]) -> News:
         """Collects finished calls, and deals with workers that died or hang."""
         news = News()
-        for member in list(self._members):
-            if member.call is None:
-                continue
-            if member.call in done:
-                self._collect(member, news)
-            elif self._clock.monotonic() - member.call.started > self._hang_s:
-                self._workers.kill(member.worker)
-                text = f"no word for {self._hang_s:.0f} s, so it was killed; its stack is in its log"
-                self._bury(member, self._workers.describe_death(member.worker, text), news)
+        for call in done:
+            if (member := self._out.pop(call, None)) is not None:
+                member.call = None
+                self._collect(member, call, news)
+        while self._out:
+            call, member = next(iter(self._out.items()))
+            if self._clock.monotonic() - call.started <= self._hang_s:
+                break
+            self._workers.kill(member.worker)
+            text = f"no word for {self._hang_s:.0f} s, so it was killed; its stack is in its log"
+            self._bury(member, self._workers.describe_death(member.worker, text), news)
         return news
 
     def is_idle(self) -> bool:
-        return not self._orphans and not any(member.open for member in self._members)
+        return not self._orphans and not self._holders
 
     def waiting_for(self) -> list[str]:
         """For the watchdog: worker, task and how many answers are missing."""
@@ -165,32 +183,50 @@ class RolloutPool:
     def shutdown(self) -> None:
         for member in self._members:
             self._workers.kill(member.worker)
-        self._members = []
+        self._members, self._to_call, self._out, self._holders, self._loads = {}, {}, {}, {}, []
+        self._reserved = None
+
+    def _join(self, worker: Worker) -> None:
+        member = _Member(worker=worker, number=self._num_started)
+        self._num_started += 1
+        self._members[member] = None
+        self._note_load(member)
 
     def _choose(self, *, alone: bool) -> _Member | None:
         """The least loaded worker that is not reserved. For a request that must be alone it becomes reserved, and is
         not chosen before it has nothing else left."""
-        free = [member for member in self._members if not member.is_reserved]
-        least = min(free, key=lambda member: len(member.open), default=None)
         if not alone:
-            return least
-        reserved = next((member for member in self._members if member.is_reserved), least)
-        if reserved is None:
-            return None
-        reserved.is_reserved = True
-        return None if reserved.open else reserved
+            return self._least_loaded()
+        self._reserved = self._reserved or self._least_loaded()
+        return None if self._reserved is None or self._reserved.open else self._reserved
+
+    def _least_loaded(self) -> _Member | None:
+        """Of those that are not reserved; the oldest of several."""
+        while self._loads:
+            load, _, member = self._loads[0]
+            if load == len(member.open) and member in self._members and member is not self._reserved:
+                return member
+            heapq.heappop(self._loads)
+        return None
+
+    def _note_load(self, member: _Member) -> None:
+        """Called whenever its load has changed: older entries of it are skipped when they come up."""
+        if len(self._loads) > 4 * len(self._members) + 64:
+            self._loads = [(len(other.open), other.number, other) for other in self._members]
+            heapq.heapify(self._loads)
+        heapq.heappush(self._loads, (len(member.open), member.number, member))
 
     def _place_orphans(self) -> None:
-        if not any(alone for _, alone in self._orphans):
-            for member in self._members:
-                member.is_reserved = member.is_reserved and bool(member.open)
+        freed = self._reserved
+        if freed is not None and not freed.open and not any(alone for _, alone in self._orphans):
+            self._reserved = None
+            self._note_load(freed)
         orphans, self._orphans = self._orphans, []
         for request, alone in orphans:
             self.submit(request, alone=alone)
 
-    def _collect(self, member: _Member, news: News) -> None:
-        assert member.call is not None
-        call, member.call = member.call, None
+    def _collect(self, member: _Member, call: Call, news: News) -> None:
+        self._to_call[member] = None
         try:
             result: WorkResult = self._workers.result(call)
         except WorkerDied as death:
@@ -207,6 +243,7 @@ class RolloutPool:
         for completion in result.completions:
             if member.open.pop((completion.task, completion.index), None) is not None:
                 news.completions.append(completion)
+        self._release(member, {completion.task for completion in result.completions})
         news.progressed.update(result.progress)
         news.num_tokens += result.num_tokens
         news.busy_s += result.busy_s
@@ -217,7 +254,7 @@ class RolloutPool:
             self._restarts.forget_deaths()
 
     def _bury(self, member: _Member, cause: str, news: News) -> None:
-        self._members.remove(member)
+        self._forget(member)
         unsent = {id(request) for request in member.waiting}
         num_held = len({key[0] for key, request in member.open.items() if id(request) not in unsent})
         by_request: dict[int, tuple[GenerationRequest, list[int]]] = {}
@@ -234,3 +271,26 @@ class RolloutPool:
                 )
             )
         self._restarts.count_death(member.worker.name, cause)
+
+    def _release(self, member: _Member, tasks: set[int]) -> None:
+        """Of these tasks it has given answers, of some perhaps the last."""
+        still_open = {task for task, _ in member.open}
+        for task in tasks - still_open:
+            if (holders := self._holders.get(task)) is not None:
+                holders.pop(member, None)
+                if not holders:
+                    del self._holders[task]
+        if tasks:
+            self._note_load(member)
+
+    def _forget(self, member: _Member) -> None:
+        del self._members[member]
+        self._to_call.pop(member, None)
+        if member.call is not None:
+            self._out.pop(member.call, None)
+        for task in {task for task, _ in member.open}:
+            self._holders[task].pop(member)
+            if not self._holders[task]:
+                del self._holders[task]
+        if self._reserved is member:
+            self._reserved = None

@@ -95,9 +95,10 @@ class RewardPool:
     def take(self, done: Sequence[Call]) -> list[ScoredJob]:
         """Collects finished jobs and ends those that ran out of time."""
         scored: list[ScoredJob] = []
+        answered = set(done)
         running, self._running = self._running, []
         for call, entries in running:
-            if call in done:
+            if call in answered:
                 scored += self._collect(call, entries)
             elif self._clock.monotonic() - call.started > self._timeout_s * len(entries):
                 self._workers.kill(call.worker)

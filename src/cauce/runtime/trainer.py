@@ -31,6 +31,7 @@ Result = TypeVar("Result")
 MAX_LEARNER_DEATHS = 3  # at the same piece of work
 MAX_NON_FINITE = 3  # plans in a row
 MAX_NO_SIGNAL = 10  # plans in a row
+PUBLISHED_KEPT = 256  # checksums of versions that an engine may still say it serves; the weight store keeps far fewer
 
 
 class TrainedLearner(LearnerVerbs, Protocol):
@@ -220,6 +221,8 @@ class Trainer:
             return checksum
 
         self._published[self.version] = self._survive(publish)
+        while len(self._published) > PUBLISHED_KEPT:
+            del self._published[min(self._published)]
         self.exchange.pool.serve(self.version, lineage=self.lineage)
         fault_point("after_publish")
 
@@ -332,7 +335,8 @@ class Trainer:
         """Synchronous plans wait for every lower-numbered task, so that they never depend on arrival."""
         if self.recipe.buffer.max_staleness > 0:
             return True
-        return not any(task < max(tasks) for task in self.flow.undecided())
+        last = max(tasks)
+        return not any(task < last for task in self.flow.undecided())
 
     def _drop_stale(self) -> None:
         for task in self.buffer.stale(version=self.version, max_staleness=self.recipe.buffer.max_staleness):

@@ -26,7 +26,7 @@ class Watchdog:
         self._tell = tell
         self._last_news = self._last_look = clock.monotonic()
         self._longest_verb = 0.0
-        self._told: list[Call] = []
+        self._told: set[Call] = set()
         self._has_warned = False
 
     def look(
@@ -64,9 +64,10 @@ class Watchdog:
     def _name_the_late(
         self, calls: Sequence[Call], done: Sequence[Call], now: float, waiting_for: Callable[[], Sequence[str]]
     ) -> None:
-        late = [c for c in calls if now - c.started > self._patience(c.worker.role) and c not in done]
+        answered = set(done)
+        late = [c for c in calls if now - c.started > self._patience(c.worker.role) and c not in answered]
         new = [call for call in late if call not in self._told]
-        self._told = late
+        self._told = set(late)
         if new:
             names = {call.worker.name for call in new}
             lines = [line for line in waiting_for() if line.partition(" ")[0] in names]
