@@ -1,11 +1,17 @@
 """Each branch of the advice, by hand-computed shares."""
 
+import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cauce.metrics.advice import MIN_PLANS, Setup, Usage, advise, measure
+from cauce.metrics.ending import print_ending
+from cauce.metrics.observer import RunInfo
+from cauce.report.tables import tiles
 
 SETUP = Setup(
     actors=1,
@@ -146,3 +152,24 @@ def test_the_largest_share_is_told_and_a_mute_one_gives_way() -> None:
     both = replace(BUSY, checkpoint=0.2, learner_idle=0.41)
     assert advise(both, ROOMY).startswith("learner idle 41 %")
     assert advise(both, SETUP).startswith("checkpoints took 20 %")
+
+
+def test_the_line_is_read_at_the_end_and_in_the_report(tmp_path: Path) -> None:
+    info = RunInfo(
+        run_dir=tmp_path,
+        recipe_name="r",
+        model="m",
+        num_plans=4,
+        algorithm="grpo",
+        cluster="",
+        dashboard=None,
+        eval_tasks=0,
+    )
+    for text in ("learner idle 41 %: <more>", ""):
+        console = Console(file=io.StringIO(), width=100)
+        print_ending(console, info, {"status": "finished", "plans": 4, "advice": text})
+        said = console.file.getvalue()  # type: ignore[attr-defined]
+        page = tiles([], {"advice": text}, None, None)
+        assert ("learner idle 41 %: <more>" in said) == bool(text)
+        assert ("learner idle 41 %: &lt;more&gt;" in page) == bool(text)
+        assert ("advice" in page) == bool(text)

@@ -65,6 +65,7 @@ def test_every_lane_is_named_nests_and_adds_up(model: str, tmp_path: Path, share
     }
     for actor, names in expected.items():
         assert set(names.split()) <= {lane for who, lane in found if who == actor}
+    assert {"start learner-0", "start rollout-0", "start reward-0"} <= {lane for who, lane in found if who == "driver"}
     assert {lane for who, lane in found if who == "reward-0"} <= {"score", "score_many"}
     work = found["rollout-0", "work"]
     for lane in ("pull", "load_state", "generate"):
@@ -145,6 +146,7 @@ def test_a_killed_run_leaves_a_file_that_opens_and_its_resume_writes_another(mod
     assert found["driver", "plan"]
     assert not before.rstrip().endswith(b"]")
     done = len(read_metrics(run))
+
     def score(completions: list[Any], **_: Any) -> list[float]:
         texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
         return [sum(letter == "e" for letter in text) / 6 for text in texts]
