@@ -178,10 +178,14 @@ class Kernels:
         self._functions["gate_tiles"](*pointers, rows, *gate.shape, torch.get_num_threads())
         return out
 
-    def _declare(self, name: str, arguments: Sequence[Any]) -> None:
+    def function(self, name: str, arguments: Sequence[Any]) -> Any:
+        """A function of the library that returns nothing, for ctypes to call."""
         function = getattr(self._library, name)
         function.argtypes, function.restype = list(arguments), None
-        self._functions[name] = function
+        return function
+
+    def _declare(self, name: str, arguments: Sequence[Any]) -> None:
+        self._functions[name] = self.function(name, arguments)
 
 
 def with_room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -28,15 +28,11 @@ from cauce.engine.kernels import Kernels, can_tile
 from cauce.engine.prepack import can_pack
 from cauce.engine.products import OneDnnProducts, Products, TileProducts
 from cauce.models.forward import vocabulary_size
+from cauce.models.llama_like import HEAD_NORMS, has_known_parts, joint_bias, parts
 
 PROBE_TOKENS = 12
 TOLERANCE_FP32 = 1e-3  # on the largest difference of the logits' log-softmax
 TOLERANCE_HALF = 0.15  # on the mean difference
-BASE_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
-LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-HEAD_NORMS = {"q_norm", "k_norm"}  # Qwen 3 normalises each head
-MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,8 +68,8 @@ class LeanDecoder:
                 norms=(layer.input_layernorm, layer.post_attention_layernorm),
                 scaling=heads.scaling,
                 window=heads.window,
-                has_head_norms=_parts(layer.self_attn) >= HEAD_NORMS,
-                qkv_bias=_joint_bias(layer.self_attn),
+                has_head_norms=parts(layer.self_attn) >= HEAD_NORMS,
+                qkv_bias=joint_bias(layer.self_attn),
             )
             for layer, heads in zip(base.layers, asked, strict=True)
         ]
@@ -83,7 +79,7 @@ class LeanDecoder:
     @classmethod
     def of(cls, model: PreTrainedModel, *, rows: int, kernels: Kernels | None = None) -> Self | None:
         """For this model, whose attention setting is the engine's; None where it has to run its own forward."""
-        if not can_pack(next(model.parameters())) or not _has_known_parts(model):
+        if not can_pack(next(model.parameters())) or not has_known_parts(model):
             return None
         ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary_size(model), (1, PROBE_TOKENS)))
         positions, plan = torch.arange(PROBE_TOKENS)[None], _Recorder(lengths=[PROBE_TOKENS])
@@ -116,7 +112,7 @@ class LeanDecoder:
                     "down": weight(mlp.down_proj),
                 }
                 layer.packed = {name: self._products.pack(each) for name, each in weights.items()}
-                layer.qkv_bias = _joint_bias(attention)
+                layer.qkv_bias = joint_bias(attention)
             self._packed_head = self._products.pack(weight(self._head))
 
     def release_unpacked(self) -> None:
@@ -242,43 +238,3 @@ def _halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rms_norm(hidden: Tensor, norm: Any) -> Tensor:
     return functional.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
-def _joint_bias(attention: Any) -> Tensor | None:
-    biases = [attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias]
-    return torch.cat([bias.detach() for bias in biases]) if all(bias is not None for bias in biases) else None
-
-
-def _has_known_parts(model: PreTrainedModel) -> bool:
-    """Whether every module is one that this forward computes."""
-    base: Any = model.base_model
-    if _parts(base) != BASE_PARTS or not isinstance(model.get_output_embeddings(), nn.Linear):
-        return False
-    norms = [base.norm]
-    for layer in base.layers:
-        attention = _parts(layer.self_attn)
-        if attention not in (ATTENTION_PARTS, ATTENTION_PARTS | HEAD_NORMS):
-            return False
-        if _parts(layer) != LAYER_PARTS or _parts(layer.mlp) != MLP_PARTS:
-            return False
-        linears = [getattr(layer.self_attn, name) for name in sorted(ATTENTION_PARTS)]
-        linears += [layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
-        if not all(type(part) is nn.Linear for part in linears):
-            return False
-        if len({part.bias is None for part in linears[:1] + linears[2:4]}) > 1 or not _is_silu(layer.mlp.act_fn):
-            return False
-        norms += [layer.input_layernorm, layer.post_attention_layernorm]
-        norms += [getattr(layer.self_attn, name) for name in sorted(attention & HEAD_NORMS)]
-    return all(hasattr(norm, "variance_epsilon") and _names(norm) == {"weight"} for norm in norms)
-
-
-def _parts(module: nn.Module) -> set[str]:
-    return {name for name, _ in module.named_children()}
-
-
-def _names(module: nn.Module) -> set[str]:
-    return {name for name, _ in module.named_parameters()}
-
-
-def _is_silu(activation: nn.Module) -> bool:
-    return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"

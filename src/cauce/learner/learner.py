@@ -7,8 +7,9 @@ knowledge of plans, versions and journals, and more than one rank.
 """
 
 import copy
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from cauce.faults import fault_point
 from cauce.learner import training_state
 from cauce.learner.master_weights import MasterWeights
 from cauce.learner.optimizer import Optimizer
+from cauce.learner.packed_decoder import AddGradient, PackedDecoder
 from cauce.models.forward import token_logps
 from cauce.models.load import LoadedModel, resolve_dtype
 from cauce.models.probe import choose_packing
@@ -34,6 +36,8 @@ from cauce.models.weights_hash import checksum
 from cauce.packing import PackedBatch, pack
 from cauce.recipe.models import LearnerSettings
 from cauce.types import Batch, Group, ScoredBatch, TrainSequence
+
+LogpsOf = Callable[[PackedBatch, float], tuple[Tensor, Tensor]]  # as models.forward.token_logps
 
 # Metrics that are means over trained tokens, and the sums of policy_terms they are made of.
 TOKEN_MEANS = {
@@ -83,7 +87,10 @@ class Learner:
         self.dtype = resolve_dtype(settings.dtype)
         self._weights = MasterWeights(self._model, compute_dtype=self.dtype)
         self._optimizer = Optimizer(self._weights.masters, settings=settings, total_steps=total_steps)
-        self._reference = _frozen_copy(self._model) if algorithm.needs_reference else None
+        reference = _frozen_copy(self._model) if algorithm.needs_reference else None
+        compiled = settings.compiled
+        self._logps_of, self.kernels = _logps_of(self._model, compiled=compiled, add=self._weights.add_gradient)
+        self._reference = None if reference is None else _logps_of(reference, compiled=compiled, add=None)[0]
         self._is_loss_finite = True
         self._num_skipped = 0
 
@@ -94,7 +101,7 @@ class Learner:
         """
         return ScoredBatch(
             groups=tuple(groups),
-            proximal_logps=self._logps(self._model, groups) if proximal else None,
+            proximal_logps=self._logps(self._logps_of, groups) if proximal else None,
             reference_logps=self._logps(self._reference, groups) if self._reference is not None else None,
         )
 
@@ -167,6 +174,7 @@ class Learner:
             "dtype": str(self.dtype).removeprefix("torch."),
             "packing": self.packing.path,
             "packing_reason": self.packing.text,
+            "kernels": self.kernels,
             "parameters": sum(master.numel() for master in self._weights.masters.values()),
             "optim_step": self._optimizer.num_steps,
             "total_steps": self._optimizer.total_steps,
@@ -178,7 +186,7 @@ class Learner:
         self, packed: PackedBatch, sequences: Sequence[TrainSequence], batch: Batch, sums: _Sums
     ) -> Tensor:
         """This micro-batch's share of the loss; adds its metrics to the sums."""
-        logp_M, entropy_M = token_logps(self._model, packed, self._temperature)
+        logp_M, entropy_M = self._logps_of(packed, self._temperature)
         device = logp_M.device
         mask_M = torch.ones_like(logp_M, dtype=torch.bool)  # only trained tokens are here
         sequence_M = torch.from_numpy(packed.answer_M).to(device)
@@ -212,13 +220,13 @@ class Learner:
         """Whether the gradient is 0 whatever the weights: no advantage, and no KL term in the loss."""
         return not self._has_kl_loss and not (sequence.advantages[sequence.mask != 0] != 0).any()
 
-    def _logps(self, model: PreTrainedModel, groups: Sequence[Group]) -> tuple[tuple[np.ndarray, ...], ...]:
+    def _logps(self, logps_of: LogpsOf, groups: Sequence[Group]) -> tuple[tuple[np.ndarray, ...], ...]:
         sequences = [_unscored(group, index) for group in groups for index in range(len(group.samples))]
         self._check_lengths(sequences)
         logps = [np.zeros(len(s.token_ids), np.float32) for s in sequences]
         with torch.no_grad():
             for packed in self._pack(sequences):
-                logp_M, _ = token_logps(model, packed, self._temperature)
+                logp_M, _ = logps_of(packed, self._temperature)
                 packed.scatter(logp_M.cpu().numpy(), logps)
         remaining = iter(logps)
         return tuple(tuple(next(remaining) for _ in group.samples) for group in groups)
@@ -235,6 +243,14 @@ class Learner:
                     f"task {sequence.group}: {length} tokens of prompt and answer, the model reads at most "
                     f"{limit}; lower data.max_prompt_tokens or rollout.max_tokens"
                 )
+
+
+def _logps_of(model: PreTrainedModel, *, compiled: bool, add: AddGradient | None) -> tuple[LogpsOf, str]:
+    """How this model's log-probabilities are computed, and "compiled" or why they are not in kernels."""
+    decoder, why = PackedDecoder.of(model, add_gradient=add) if compiled else (None, "switched off")
+    if decoder is not None:
+        return decoder.token_logps, "compiled"
+    return functools.partial(token_logps, model), why
 
 
 def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

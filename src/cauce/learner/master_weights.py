@@ -19,6 +19,7 @@ class MasterWeights:
     def __init__(self, model: nn.Module, *, compute_dtype: torch.dtype) -> None:
         # named_parameters gives a tied parameter once, under its first name.
         self._compute = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._name_of = {id(p): name for name, p in self._compute.items()}
         self._is_copy = compute_dtype != torch.float32
         self.masters: dict[str, Tensor] = dict(self._compute)
         if self._is_copy:
@@ -36,6 +37,14 @@ class MasterWeights:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
         return {name: _gradient(master) for name, master in self.masters.items()}
+
+    def add_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Adds to the float32 sum of a parameter of the model; the gradient is given away and may become the sum."""
+        master = self.masters[self._name_of[id(parameter)]]
+        if master.grad is None:
+            master.grad = gradient.float()
+        else:
+            master.grad.add_(gradient)
 
     def zero_gradients(self) -> None:
         """Begin a new sum. The old ones are let go, so that they take no memory while others generate."""
@@ -63,11 +72,7 @@ class MasterWeights:
 
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
-            master = self.masters[name]
-            if master.grad is None:
-                master.grad = _gradient(parameter).float()
-            else:
-                master.grad.add_(_gradient(parameter))
+            self.add_gradient(self._compute[name], _gradient(parameter))
             parameter.grad = None
 
         return collect

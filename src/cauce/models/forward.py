@@ -46,10 +46,7 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 def token_logps(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each trained token, float32 [M]; only the first carries gradient."""
     device = next(model.parameters()).device
-    vocabulary = vocabulary_size(model)
-    highest = int(max(packed.token_ids_N.max(), packed.target_M.max()))
-    if highest >= vocabulary:
-        raise DataError(f"token id {highest} is outside the model's vocabulary of {vocabulary}: wrong tokenizer?")
+    check_tokens(packed, vocabulary_size(model))
     target_M = torch.from_numpy(packed.target_M).to(device)
     if shares_prompts(model):
         parts = _shared(model, packed, target_M, temperature)
@@ -59,6 +56,13 @@ def token_logps(model: PreTrainedModel, packed: PackedBatch, temperature: float)
     if len(logp_M) != packed.num_trained:
         raise ModelError(f"the model gave {len(logp_M)} log-probs for {packed.num_trained} trained tokens")
     return logp_M, entropy_M
+
+
+def check_tokens(packed: PackedBatch, vocabulary: int) -> None:
+    """Raises DataError for a token that the model does not have."""
+    highest = int(max(packed.token_ids_N.max(), packed.target_M.max()))
+    if highest >= vocabulary:
+        raise DataError(f"token id {highest} is outside the model's vocabulary of {vocabulary}: wrong tokenizer?")
 
 
 def logps_of(logits_MV: Tensor, target_M: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

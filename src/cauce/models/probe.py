@@ -62,7 +62,7 @@ def choose_packing(model: PreTrainedModel) -> PackingChoice:
 
 
 def _difference(model: PreTrainedModel, original: str) -> float:
-    sequences = _sequences(vocabulary_size(model))
+    sequences = probe_sequences(vocabulary_size(model))
     was_training = model.training
     model.eval()
     try:
@@ -81,7 +81,8 @@ def _difference(model: PreTrainedModel, original: str) -> float:
     return float("inf") if difference.isnan() else float(difference)
 
 
-def _sequences(vocabulary: int) -> list[TrainSequence]:
+def probe_sequences(vocabulary: int) -> list[TrainSequence]:
+    """Two prompts with answers of unequal lengths, all tokens at random."""
     random = np.random.default_rng(0)
     sequences = []
     for group, prompt_length in enumerate(PROMPT_LENGTHS):

@@ -134,6 +134,7 @@ class LearnerSettings(Section):
     epochs: int = semantic(1, "Passes over a plan", ge=1)
     token_budget: int = semantic(4096, "Tokens of one packed micro-batch; changes memory, not the gradient", ge=1)
     dtype: Dtype = semantic("auto", "Precision of the forward pass; the weights of record stay fp32")
+    compiled: bool = semantic(True, "Kernels compiled for this CPU, where the model is Llama-like; else torch alone")
     lr: float = semantic(1e-6, "Learning rate at its highest", ge=0)
     schedule: Literal["constant", "linear", "cosine"] = semantic(
         "constant", "Course of the learning rate over all optimizer steps; linear and cosine end at 0"

@@ -231,6 +231,7 @@ def numeric_fingerprint(learner: Any) -> dict[str, str]:
         "bf16_instructions": _bf16_instructions(),
         "dtype": status["dtype"],
         "packing": status["packing"],
+        "kernels": status["kernels"],
         "ranks": "1",
     }
 

@@ -1,0 +1,333 @@
+"""A Llama-like decoder over packed rows with its backward pass written out, for CPUs.
+
+Autograd runs a layer of a small model in some hundred operations, each of which wakes all threads and walks through
+memory that the one before has just left; of a step of 2,000 tokens they took three quarters. Here a layer is its
+matrix products and eight kernels (learner/kernels.py), queries, keys and values are one product, and so are gate and
+up. What a layer keeps for its backward pass is 6 hidden widths and two of the gate per token; norms and the gate's
+output are made again. Each weight's gradient goes to the float32 sums as soon as it is there.
+
+`PackedDecoder.of` looks at the structure, takes from a run of the model itself what each layer asks of attention, and
+then compares its log-probabilities with the model's: whatever has another part, or gives other numbers, trains through
+autograd. Left out: norms of heads, biases but those of queries, keys and values, and devices other than the CPU.
+
+    y = x + A(norm(x)) Wo^T                        A: rotary positions and attention of packed rows
+    z = y + silu(norm(y) Wg^T) * (norm(y) Wu^T) Wd^T
+
+Letters: N packed token, M trained token, D hidden width, F width of the gate, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, PreTrainedModel
+
+from cauce.engine.kernels import SUFFIXES, load_kernels
+from cauce.learner.kernels import SPARE_ROWS, HeadShape, PackedRows, TrainingKernels
+from cauce.models import packed_attention
+from cauce.models.forward import check_tokens, shares_prompts, token_logps, vocabulary_size
+from cauce.models.llama_like import ATTENTION_PARTS, has_known_parts, joint_bias, parts
+from cauce.models.probe import TOLERANCE, probe_sequences
+from cauce.packing import PackedBatch, pack
+
+KEEP_BYTES = 256 * 2**20  # logits held for the backward pass; beyond, they are made again, so many bytes at a time
+CHUNK_BYTES = 64 * 2**20
+TOLERANCE_HALF = 0.15  # on the mean difference in bf16
+
+AddGradient = Callable[[nn.Parameter, Tensor], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Layer:
+    attention: Any
+    mlp: Any
+    norms: tuple[Any, Any]
+    shape: HeadShape
+    qkv: Tensor  # [(H + 2 Hk) E, D]: storage of the three weights
+    gate_up: Tensor  # [2 F, D]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kept:
+    """What one layer's backward pass reads."""
+
+    x: Tensor  # [N, D]
+    joint: Tensor  # queries, keys and values, turned
+    attended: tuple[Tensor, Tensor]
+    y: Tensor  # [N, D]
+    gates: Tensor  # [N, 2 F]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """One micro-batch on its way through."""
+
+    packed: PackedBatch
+    rows: PackedRows
+    turn: tuple[Tensor, Tensor]
+    ids_N: Tensor
+    predictor_M: Tensor
+    target_M: Tensor
+    temperature: float
+    last_ND: Tensor
+    layers: list[_Kept]
+    logits_MV: Tensor | None = None
+    normaliser_M: Tensor | None = None
+
+
+class PackedDecoder:
+    """Log-probabilities of packed rows, with a gradient that goes to `add_gradient` (None: there is none)."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, kernels: TrainingKernels, shapes: list[HeadShape], add_gradient: AddGradient | None
+    ) -> None:
+        base: Any = model.base_model
+        self._model, self._kernels, self._add = model, kernels, add_gradient
+        self._embed, self._rotary, self._norm = base.embed_tokens, base.rotary_emb, base.norm
+        self._head: Any = model.get_output_embeddings()
+        self._layers = [
+            _Layer(
+                attention=layer.self_attn,
+                mlp=layer.mlp,
+                norms=(layer.input_layernorm, layer.post_attention_layernorm),
+                shape=shape,
+                qkv=_join(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+                gate_up=_join(layer.mlp.gate_proj, layer.mlp.up_proj),
+            )
+            for layer, shape in zip(base.layers, shapes, strict=True)
+        ]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, *, add_gradient: AddGradient | None = None) -> tuple[Self | None, str]:
+        """For this model, which reads packed rows; or None and why it trains through autograd."""
+        weight = next(model.parameters())
+        if weight.device.type != "cpu" or weight.dtype not in SUFFIXES:
+            return None, f"no kernels for {weight.dtype} on {weight.device.type}"
+        if not shares_prompts(model) or not _is_known(model):
+            return None, f"{type(model).__name__} has parts that the kernels do not know"
+        kernels, why = load_kernels()
+        if kernels is None:
+            return None, why
+        (packed,) = pack(probe_sequences(vocabulary_size(model)), 1_000)
+        with torch.no_grad(), _recorded() as shapes:
+            expected_M, _ = token_logps(model, packed, 1.0)
+        decoder = cls(model, kernels=TrainingKernels(kernels), shapes=shapes, add_gradient=add_gradient)
+        with torch.no_grad():
+            difference_M = (decoder.token_logps(packed, 1.0)[0] - expected_M).abs()
+        is_fp32 = weight.dtype == torch.float32
+        found, allowed = (difference_M.max(), TOLERANCE) if is_fp32 else (difference_M.mean(), TOLERANCE_HALF)
+        if not bool(found <= allowed):
+            return None, f"the kernels' log-probs differ by {float(found):.1e} from the model's, over {allowed:g}"
+        return decoder, ""
+
+    def token_logps(self, packed: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each trained token, float32 [M]; only the first carries gradient."""
+        check_tokens(packed, vocabulary_size(self._model))
+        if self._add is None or not torch.is_grad_enabled():
+            with torch.no_grad():
+                return self._forward(packed, temperature, keep=False)[:2]
+        anchor = torch.zeros((), requires_grad=True)  # autograd calls back only where something wants a gradient
+        logp_M, entropy_M = _TokenLogps.apply(anchor, self, packed, temperature)
+        return logp_M, entropy_M
+
+    def _forward(self, packed: PackedBatch, temperature: float, *, keep: bool) -> tuple[Tensor, Tensor, _Pass]:
+        ids_N = torch.from_numpy(packed.token_ids_N)
+        hidden_ND = self._embed.weight.detach().index_select(0, ids_N)
+        cosine, sine = self._rotary(hidden_ND[None], torch.from_numpy(packed.position_ids_N)[None])
+        turn = cosine[0].contiguous(), sine[0].contiguous()
+        rows, layers = PackedRows(packed), []
+        for layer in self._layers:
+            hidden_ND, kept = self._layer(layer, hidden_ND, rows, turn)
+            if keep:
+                layers.append(kept)
+        run = _Pass(
+            packed=packed,
+            rows=rows,
+            turn=turn,
+            ids_N=ids_N,
+            predictor_M=torch.from_numpy(packed.predictor_M),
+            target_M=torch.from_numpy(packed.target_M),
+            temperature=temperature,
+            last_ND=hidden_ND,
+            layers=layers,
+        )
+        logp_M, entropy_M = self._logps(run, keep=keep)
+        return logp_M, entropy_M, run
+
+    def _layer(
+        self, layer: _Layer, x: Tensor, rows: PackedRows, turn: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, _Kept]:
+        kernels, shape = self._kernels, layer.shape
+        with_spare = x.new_empty(len(x) + SPARE_ROWS, shape.joint)
+        with_spare[len(x) :].zero_()
+        joint = with_spare[: len(x)]
+        bias = joint_bias(layer.attention)
+        if bias is None:
+            torch.mm(self._rms_norm(x, layer.norms[0]), layer.qkv.t(), out=joint)
+        else:
+            torch.addmm(bias, self._rms_norm(x, layer.norms[0]), layer.qkv.t(), out=joint)
+        kernels.rotate(joint, shape, turn)
+        attended = kernels.attend(rows, joint, shape)
+        y = torch.addmm(x, attended[0], layer.attention.o_proj.weight.detach().t())
+        gates = torch.mm(self._rms_norm(y, layer.norms[1]), layer.gate_up.t())
+        z = torch.addmm(y, kernels.gate(gates), layer.mlp.down_proj.weight.detach().t())
+        return z, _Kept(x=x, joint=joint, attended=attended, y=y, gates=gates)
+
+    def _logps(self, run: _Pass, *, keep: bool) -> tuple[Tensor, Tensor]:
+        """Keeps the logits where all fit, so that the backward pass need not make them again."""
+        weight_VD = self._head.weight.detach()
+        normed_MD = self._rms_norm(run.last_ND.index_select(0, run.predictor_M), self._norm)
+        found = []
+        chunks = self._chunks(len(normed_MD))
+        for chunk in chunks:
+            logits = torch.mm(normed_MD[chunk], weight_VD.t())
+            found.append(self._kernels.token_logps(logits, run.target_M[chunk], run.temperature))
+            if keep and len(chunks) == 1:
+                run.logits_MV = logits
+        logp_M, entropy_M, run.normaliser_M = (torch.cat(part) for part in zip(*found, strict=True))
+        return logp_M, entropy_M
+
+    def _chunks(self, num: int) -> list[slice]:
+        """Rows of logits that are made at a time: all, where they may be kept."""
+        weight = self._head.weight
+        row_bytes = len(weight) * weight.element_size()
+        step = num if num * row_bytes <= KEEP_BYTES else max(1, CHUNK_BYTES // row_bytes)
+        return [slice(at, min(num, at + step)) for at in range(0, num, step)]
+
+    def _backward(self, run: _Pass, grad_M: Tensor) -> None:
+        grad_ND = self._head_backward(run, grad_M)
+        for layer in reversed(self._layers):
+            grad_ND = self._layer_backward(layer, run.layers.pop(), run, grad_ND)
+        embedding = self._embed.weight
+        if embedding.requires_grad:
+            grad_VD = torch.zeros(embedding.shape)
+            self._give(embedding, grad_VD.index_add_(0, run.ids_N, grad_ND.float()))
+
+    def _head_backward(self, run: _Pass, grad_M: Tensor) -> Tensor:
+        """The gradient of the last layer's output [N, D]."""
+        kernels, weight_VD = self._kernels, self._head.weight.detach()
+        selected_MD = run.last_ND.index_select(0, run.predictor_M)
+        normed_MD = self._rms_norm(selected_MD, self._norm)
+        grad_normed_MD = torch.empty_like(normed_MD)
+        for chunk in self._chunks(len(normed_MD)):
+            logits = run.logits_MV if run.logits_MV is not None else torch.mm(normed_MD[chunk], weight_VD.t())
+            assert run.normaliser_M is not None
+            kernels.token_logps_grad(
+                logits, run.target_M[chunk], run.normaliser_M[chunk], grad_M[chunk], run.temperature
+            )
+            torch.mm(logits, weight_VD, out=grad_normed_MD[chunk])
+            self._give(self._head.weight, torch.mm(logits.t(), normed_MD[chunk]))
+        run.logits_MV = None
+        grad_MD = torch.zeros_like(selected_MD)
+        self._norm_backward(self._norm, selected_MD, grad_normed_MD, grad_MD)
+        # In float32: the end of a prompt predicts the first token of every answer.
+        grad_ND = torch.zeros(run.last_ND.shape).index_add_(0, run.predictor_M, grad_MD.float())
+        return grad_ND.to(run.last_ND.dtype)
+
+    def _layer_backward(self, layer: _Layer, kept: _Kept, run: _Pass, grad: Tensor) -> Tensor:
+        """From the gradient of z, which is overwritten, to the gradient of x."""
+        kernels, attention, mlp = self._kernels, layer.attention, layer.mlp
+        product = torch.mm(grad, mlp.down_proj.weight.detach())
+        kernels.gate_grad(kept.gates, product)
+        self._give(mlp.down_proj.weight, torch.mm(grad.t(), product))
+        self._give_joint(
+            (mlp.gate_proj.weight, mlp.up_proj.weight),
+            torch.mm(kept.gates.t(), self._rms_norm(kept.y, layer.norms[1])),
+        )
+        self._norm_backward(layer.norms[1], kept.y, torch.mm(kept.gates, layer.gate_up), grad)
+
+        self._give(attention.o_proj.weight, torch.mm(grad.t(), kept.attended[0]))
+        grad_attended = torch.mm(grad, attention.o_proj.weight.detach())
+        grad_joint = kernels.attend_grad(run.rows, kept.joint, layer.shape, kept.attended, grad_attended)
+        kernels.rotate(grad_joint, layer.shape, run.turn, back=True)
+        modules = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._give_joint(
+            tuple(module.weight for module in modules),
+            torch.mm(grad_joint.t(), self._rms_norm(kept.x, layer.norms[0])),
+        )
+        if attention.q_proj.bias is not None:
+            self._give_joint(tuple(module.bias for module in modules), grad_joint.float().sum(0))
+        self._norm_backward(layer.norms[0], kept.x, torch.mm(grad_joint, layer.qkv), grad)
+        return grad
+
+    def _rms_norm(self, x: Tensor, norm: Any) -> Tensor:
+        return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
+
+    def _norm_backward(self, norm: Any, x: Tensor, given: Tensor, into: Tensor) -> None:
+        self._give(norm.weight, self._kernels.rms_norm_grad(x, norm.weight, norm.variance_epsilon, given, into))
+
+    def _give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        assert self._add is not None
+        if parameter.requires_grad:
+            self._add(parameter, gradient)
+
+    def _give_joint(self, parameters: tuple[nn.Parameter, ...], gradient: Tensor) -> None:
+        for parameter, part in zip(parameters, gradient.split([len(each) for each in parameters]), strict=True):
+            self._give(parameter, part)
+
+
+class _TokenLogps(torch.autograd.Function):
+    """Ties the pass to autograd: the loss's gradient comes in, parameters' gradients go to `add_gradient`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, decoder: PackedDecoder, packed: PackedBatch, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        logp_M, entropy_M, ctx.run = decoder._forward(packed, temperature, keep=True)
+        ctx.decoder = decoder
+        ctx.mark_non_differentiable(entropy_M)
+        return logp_M, entropy_M
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_M: Tensor, _: Tensor) -> tuple[None, None, None, None]:
+        run, ctx.run = ctx.run, None
+        ctx.decoder._backward(run, grad_M)
+        return None, None, None, None
+
+
+def _join(*modules: Any) -> Tensor:
+    """One storage for these modules' weights, which become views of it and may be written to as before."""
+    joint = torch.cat([module.weight.detach() for module in modules])
+    for module, part in zip(modules, joint.split([len(module.weight) for module in modules]), strict=True):
+        module.weight.data = part
+    return joint
+
+
+def _is_known(model: PreTrainedModel) -> bool:
+    if not has_known_parts(model) or model.get_output_embeddings().bias is not None:
+        return False
+    base: Any = model.base_model
+    for layer in base.layers:
+        modules = (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+        if parts(layer.self_attn) != ATTENTION_PARTS or any(module.bias is not None for module in modules):
+            return False
+    return True
+
+
+@contextmanager
+def _recorded() -> Iterator[list[HeadShape]]:
+    """Filled, by a run of the model, with how each layer attends."""
+    shapes: list[HeadShape] = []
+
+    def attend(module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **asked: Any) -> Any:
+        shapes.append(
+            HeadShape(
+                heads=query.shape[1],
+                key_heads=key.shape[1],
+                width=query.shape[3],
+                scaling=asked.get("scaling") or query.shape[3] ** -0.5,
+                window=asked.get("sliding_window"),
+            )
+        )
+        return packed_attention.packed_attention(module, query, key, *rest, **asked)
+
+    AttentionInterface.register(packed_attention.NAME, attend)
+    try:
+        yield shapes
+    finally:
+        AttentionInterface.register(packed_attention.NAME, packed_attention.packed_attention)
