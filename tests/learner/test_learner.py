@@ -291,7 +291,7 @@ def test_non_finite_numbers_reach_neither_weights_nor_moments(learner_of, poison
     if poison == "weights":  # finite loss, infinite gradient
         name = next(iter(learner._weights.masters))
         learner.forward_backward(good)
-        learner._weights.masters[name].grad[0] = torch.inf
+        learner._weights.named_gradients()[name][0] = torch.inf
     else:
         field = {"behaviour": "behaviour_logps", "advantage": "advantages"}[poison]
         bad[4] = replace(bad[4], **{field: np.full_like(bad[4].advantages, np.nan)})

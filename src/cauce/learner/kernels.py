@@ -6,6 +6,9 @@ width of a head, M trained token, V vocabulary.
 """
 
 import ctypes
+import functools
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cauce.engine.kernels import SUFFIXES, Kernels
+from cauce.engine.kernels import SUFFIXES, Kernels, load_kernels
 from cauce.packing import PackedBatch
 
 SPARE_ROWS = 32  # behind the joint rows, where the attention may read beyond the last token
@@ -27,13 +30,32 @@ class _Attention(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("joint", "out", "log_sum", "grad_out", "grad_joint", "prompts", "answers")
         ),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("num_prompts", "num_answers", "heads", "key_heads", "width", "window")
-        ),
+        *((name, ctypes.c_int64) for name in ("num_prompts", "num_answers", "heads", "key_heads", "width", "window")),
         ("scaling", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("threads", "in_tiles")),
     )
+
+
+class _AdamW(ctypes.Structure):
+    """`struct AdamW` of training.cpp, field by field."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_float)
+        for name in ("lr", "beta1", "beta2", "epsilon", "decay", "scale", "correction1", "correction2")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamWStep:
+    """What one step of AdamW has in common for weights with the same decay."""
+
+    number: int  # from 1
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    scale: float  # of the gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +88,15 @@ class TrainingKernels:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         pointer, size, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-        arguments = {
+        arguments: dict[str, list[Any]] = {
             "rotate_heads": [pointer] * 3 + [size] * 4 + [number] * 2,
             "rms_norm_grad": [pointer] * 5 + [size] * 2 + [real, number],
             "gate": [pointer] * 2 + [size] * 2 + [number],
             "gate_grad": [pointer] * 2 + [size] * 2 + [number],
             "token_logps": [pointer] * 5 + [size] * 2 + [real, number],
             "token_logps_grad": [pointer] * 4 + [size] * 2 + [real, number],
-            "add_to": [pointer] * 2 + [size, number],
+            "sum_squares": [pointer, size, pointer, number],
+            "adamw": [ctypes.POINTER(_AdamW)] + [pointer] * 5 + [size, number],
             "packed_forward": [ctypes.POINTER(_Attention)],
             "packed_backward": [ctypes.POINTER(_Attention)],
         }
@@ -143,9 +166,30 @@ class TrainingKernels:
         pointers = (logits_MV.data_ptr(), target_M.data_ptr(), normaliser_M.data_ptr(), grad_M.data_ptr())
         self._call("token_logps_grad", logits_MV, *pointers, *logits_MV.shape, temperature)
 
-    def add_to(self, sums: Tensor, part: Tensor) -> None:
-        """sums (float32) += part."""
-        self._call("add_to", part, sums.data_ptr(), part.data_ptr(), part.numel())
+    def norm(self, tensors: Iterable[Tensor]) -> float:
+        """The 2-norm of all numbers together."""
+        total, part = 0.0, ctypes.c_double()
+        for tensor in tensors:
+            self._call("sum_squares", tensor, tensor.data_ptr(), tensor.numel(), ctypes.addressof(part))
+            total += part.value
+        return math.sqrt(total) if total >= 0 else math.nan
+
+    def adamw(
+        self, step: AdamWStep, weight: Tensor, moments: tuple[Tensor, Tensor], grad: Tensor, copy: Tensor | None
+    ) -> None:
+        """Updates weight and moments (float32) and `copy` (bf16) in place."""
+        call = _AdamW(
+            lr=step.lr,
+            beta1=step.beta1,
+            beta2=step.beta2,
+            epsilon=step.eps,
+            decay=1 - step.lr * step.weight_decay,
+            scale=step.scale,
+            correction1=1 - step.beta1**step.number,
+            correction2=math.sqrt(1 - step.beta2**step.number),
+        )
+        pointers = (*(each.data_ptr() for each in (weight, *moments, grad)), None if copy is None else copy.data_ptr())
+        self._call("adamw", grad, ctypes.byref(call), *pointers, weight.numel())
 
     def _attention(
         self, rows: PackedRows, joint_NW: Tensor, shape: HeadShape, out: Tensor, log_sum: Tensor
@@ -169,3 +213,10 @@ class TrainingKernels:
 
     def _call(self, name: str, typed: Tensor, *arguments: Any) -> None:
         self._functions[name, typed.dtype](*arguments, torch.get_num_threads())
+
+
+@functools.cache
+def load_training_kernels() -> tuple[TrainingKernels | None, str]:
+    """The kernels and "", or None and why there are none."""
+    kernels, why = load_kernels()
+    return (None, why) if kernels is None else (TrainingKernels(kernels), "")

@@ -26,6 +26,7 @@ from cauce.algorithms.table import Algorithm
 from cauce.errors import DataError
 from cauce.faults import fault_point
 from cauce.learner import training_state
+from cauce.learner.kernels import TrainingKernels, load_training_kernels
 from cauce.learner.master_weights import MasterWeights
 from cauce.learner.optimizer import Optimizer
 from cauce.learner.packed_decoder import AddGradient, PackedDecoder
@@ -86,11 +87,13 @@ class Learner:
         self.packing = choose_packing(model.model)
         self.dtype = resolve_dtype(settings.dtype)
         self._weights = MasterWeights(self._model, compute_dtype=self.dtype)
-        self._optimizer = Optimizer(self._weights.masters, settings=settings, total_steps=total_steps)
+        kernels, why = load_training_kernels() if settings.compiled else (None, "switched off")
+        kernels = kernels if next(self._model.parameters()).device.type == "cpu" else None
+        self._optimizer = Optimizer(self._weights.masters, settings=settings, total_steps=total_steps, kernels=kernels)
         reference = _frozen_copy(self._model) if algorithm.needs_reference else None
-        compiled = settings.compiled
-        self._logps_of, self.kernels = _logps_of(self._model, compiled=compiled, add=self._weights.add_gradient)
-        self._reference = None if reference is None else _logps_of(reference, compiled=compiled, add=None)[0]
+        self._logps_of, text = _logps_of(self._model, kernels, add=self._weights.add_gradient)
+        self.kernels = why or text
+        self._reference = None if reference is None else _logps_of(reference, kernels, add=None)[0]
         self._is_loss_finite = True
         self._num_skipped = 0
 
@@ -137,11 +140,11 @@ class Learner:
 
     def optim_step(self) -> dict[str, float]:
         """One AdamW step on the summed gradients, or none at all if anything was not finite."""
-        metrics = self._optimizer.step(self._weights.named_gradients(), is_loss_finite=self._is_loss_finite)
+        gradients, copies = self._weights.named_gradients(), self._weights.copies
+        metrics = self._optimizer.step(gradients, copies, is_loss_finite=self._is_loss_finite)
         self._num_skipped += int(metrics["optim/skipped"])
         self._is_loss_finite = True
         self._weights.zero_gradients()
-        self._weights.refresh()
         return metrics
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -245,9 +248,11 @@ class Learner:
                 )
 
 
-def _logps_of(model: PreTrainedModel, *, compiled: bool, add: AddGradient | None) -> tuple[LogpsOf, str]:
+def _logps_of(
+    model: PreTrainedModel, kernels: TrainingKernels | None, *, add: AddGradient | None
+) -> tuple[LogpsOf, str]:
     """How this model's log-probabilities are computed, and "compiled" or why they are not in kernels."""
-    decoder, why = PackedDecoder.of(model, add_gradient=add) if compiled else (None, "switched off")
+    decoder, why = (None, "") if kernels is None else PackedDecoder.of(model, kernels, add_gradient=add)
     if decoder is not None:
         return decoder.token_logps, "compiled"
     return functools.partial(token_logps, model), why

@@ -1,13 +1,13 @@
 """The weights of record: float32, each parameter once, beside a copy in the dtype that the model computes in.
 
 Updates at the learning rates of RL are smaller than bf16 can hold (a weight of 1.0 next to bf16's step of 0.008), so
-they are applied to float32 masters, and the compute copy is made anew after each step. Gradients of the copy are
-added to float32 sums as soon as autograd has finished each of them, so that cutting a step into micro-batches rounds
-nothing away and two copies of all gradients never exist. Where the model computes in float32, its own parameters are
-the masters and there is no copy.
+they are applied to float32 masters, and the compute copy is made anew after each step. Gradients are taken as soon as
+they are there, so that two copies of all of them never exist. The first of a step is kept as it came; from the second
+on the sum is float32, so that cutting a step into micro-batches rounds nothing away. Where the model computes in
+float32, its own parameters are the masters and there is no copy.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ class MasterWeights:
         self._compute = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._name_of = {id(p): name for name, p in self._compute.items()}
         self._is_copy = compute_dtype != torch.float32
+        self._gradients: dict[str, Tensor] = {}
         self.masters: dict[str, Tensor] = dict(self._compute)
         if self._is_copy:
             self.masters = {name: p.detach().float().clone() for name, p in self._compute.items()}
@@ -28,28 +29,36 @@ class MasterWeights:
             # position.
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(compute_dtype)
-            for name, parameter in self._compute.items():
-                parameter.register_post_accumulate_grad_hook(self._collector(name))
+        for parameter in self._compute.values():
+            parameter.register_post_accumulate_grad_hook(self._collect)
+
+    @property
+    def copies(self) -> Mapping[str, Tensor]:
+        """The compute copy by name, to be written after each step; empty where the model holds the masters."""
+        return {name: p.detach() for name, p in self._compute.items()} if self._is_copy else {}
 
     def named_gradients(self) -> dict[str, Tensor]:
-        """The summed gradients; zeros where nothing reached a parameter since the last step."""
-        for master in self.masters.values():
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-        return {name: _gradient(master) for name, master in self.masters.items()}
+        """The summed gradients, of the compute dtype where there is one part; zeros where there is none."""
+        for name, master in self.masters.items():
+            if name not in self._gradients:
+                self._gradients[name] = torch.zeros_like(master, requires_grad=False)
+        return self._gradients
 
-    def add_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Adds to the float32 sum of a parameter of the model; the gradient is given away and may become the sum."""
-        master = self.masters[self._name_of[id(parameter)]]
-        if master.grad is None:
-            master.grad = gradient.float()
+    def add_gradient(self, parameter: nn.Parameter, gradient: Tensor, rows: Tensor | None = None) -> None:
+        """Adds to the sum of a parameter of the model, or to these rows of it; whole gradients are given away."""
+        name = self._name_of[id(parameter)]
+        if rows is not None:
+            if name not in self._gradients:
+                self._gradients[name] = torch.zeros_like(self.masters[name], requires_grad=False)
+            self._in_float32(name).index_add_(0, rows, gradient.float())
+        elif name in self._gradients:
+            self._in_float32(name).add_(gradient)
         else:
-            master.grad.add_(gradient)
+            self._gradients[name] = gradient
 
     def zero_gradients(self) -> None:
         """Begin a new sum. The old ones are let go, so that they take no memory while others generate."""
-        for master in self.masters.values():
-            master.grad = None
+        self._gradients = {}
 
     def in_dtype(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The weights by name; views where masters or compute copy have that dtype already."""
@@ -57,27 +66,20 @@ class MasterWeights:
         return {name: source[name].detach().to(dtype) for name in source}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite the masters in place, then refresh the copy."""
+        """Overwrite the masters in place, then make the copy anew."""
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(tensors[name])
-        self.refresh()
+            for name, copy in self.copies.items():
+                copy.copy_(self.masters[name])
 
-    def refresh(self) -> None:
-        """Make the compute copy anew from the masters."""
-        if self._is_copy:
-            with torch.no_grad():
-                for name, parameter in self._compute.items():
-                    parameter.copy_(self.masters[name])
+    def _in_float32(self, name: str) -> Tensor:
+        if self._gradients[name].dtype not in (torch.float32, torch.float64):
+            self._gradients[name] = self._gradients[name].float()
+        return self._gradients[name]
 
-    def _collector(self, name: str) -> Callable[[Tensor], None]:
-        def collect(parameter: Tensor) -> None:
-            self.add_gradient(self._compute[name], _gradient(parameter))
-            parameter.grad = None
-
-        return collect
-
-
-def _gradient(tensor: Tensor) -> Tensor:
-    assert tensor.grad is not None
-    return tensor.grad
+    def _collect(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.grad is not None
+        self.add_gradient(parameter, parameter.grad)
+        parameter.grad = None

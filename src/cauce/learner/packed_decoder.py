@@ -1,7 +1,7 @@
 """A Llama-like decoder over packed rows with its backward pass written out, for CPUs.
 
 Autograd runs a layer of a small model in some hundred operations, each of which wakes all threads and walks through
-memory that the one before has just left; of a step of 2,000 tokens they took three quarters. Here a layer is its
+memory that the one before has just left; of a step of 2,000 tokens they took three quarters of the time. Here a layer is its
 matrix products and eight kernels (learner/kernels.py), queries, keys and values are one product, and so are gate and
 up. What a layer keeps for its backward pass is 6 hidden widths and two of the gate per token; norms and the gate's
 output are made again. Each weight's gradient goes to the float32 sums as soon as it is there.
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedModel
 
-from cauce.engine.kernels import SUFFIXES, load_kernels
+from cauce.engine.kernels import SUFFIXES
 from cauce.learner.kernels import SPARE_ROWS, HeadShape, PackedRows, TrainingKernels
 from cauce.models import packed_attention
 from cauce.models.forward import check_tokens, shares_prompts, token_logps, vocabulary_size
@@ -38,7 +38,7 @@ KEEP_BYTES = 256 * 2**20  # logits held for the backward pass; beyond, they are 
 CHUNK_BYTES = 64 * 2**20
 TOLERANCE_HALF = 0.15  # on the mean difference in bf16
 
-AddGradient = Callable[[nn.Parameter, Tensor], None]
+AddGradient = Callable[[nn.Parameter, Tensor, Tensor | None], None]  # MasterWeights.add_gradient
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +83,12 @@ class PackedDecoder:
     """Log-probabilities of packed rows, with a gradient that goes to `add_gradient` (None: there is none)."""
 
     def __init__(
-        self, model: PreTrainedModel, *, kernels: TrainingKernels, shapes: list[HeadShape], add_gradient: AddGradient | None
+        self,
+        model: PreTrainedModel,
+        *,
+        kernels: TrainingKernels,
+        shapes: list[HeadShape],
+        add_gradient: AddGradient | None,
     ) -> None:
         base: Any = model.base_model
         self._model, self._kernels, self._add = model, kernels, add_gradient
@@ -102,20 +107,19 @@ class PackedDecoder:
         ]
 
     @classmethod
-    def of(cls, model: PreTrainedModel, *, add_gradient: AddGradient | None = None) -> tuple[Self | None, str]:
+    def of(
+        cls, model: PreTrainedModel, kernels: TrainingKernels, *, add_gradient: AddGradient | None = None
+    ) -> tuple[Self | None, str]:
         """For this model, which reads packed rows; or None and why it trains through autograd."""
         weight = next(model.parameters())
         if weight.device.type != "cpu" or weight.dtype not in SUFFIXES:
             return None, f"no kernels for {weight.dtype} on {weight.device.type}"
         if not shares_prompts(model) or not _is_known(model):
             return None, f"{type(model).__name__} has parts that the kernels do not know"
-        kernels, why = load_kernels()
-        if kernels is None:
-            return None, why
         (packed,) = pack(probe_sequences(vocabulary_size(model)), 1_000)
         with torch.no_grad(), _recorded() as shapes:
             expected_M, _ = token_logps(model, packed, 1.0)
-        decoder = cls(model, kernels=TrainingKernels(kernels), shapes=shapes, add_gradient=add_gradient)
+        decoder = cls(model, kernels=kernels, shapes=shapes, add_gradient=add_gradient)
         with torch.no_grad():
             difference_M = (decoder.token_logps(packed, 1.0)[0] - expected_M).abs()
         is_fp32 = weight.dtype == torch.float32
@@ -158,9 +162,7 @@ class PackedDecoder:
         logp_M, entropy_M = self._logps(run, keep=keep)
         return logp_M, entropy_M, run
 
-    def _layer(
-        self, layer: _Layer, x: Tensor, rows: PackedRows, turn: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, _Kept]:
+    def _layer(self, layer: _Layer, x: Tensor, rows: PackedRows, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, _Kept]:
         kernels, shape = self._kernels, layer.shape
         with_spare = x.new_empty(len(x) + SPARE_ROWS, shape.joint)
         with_spare[len(x) :].zero_()
@@ -202,10 +204,7 @@ class PackedDecoder:
         grad_ND = self._head_backward(run, grad_M)
         for layer in reversed(self._layers):
             grad_ND = self._layer_backward(layer, run.layers.pop(), run, grad_ND)
-        embedding = self._embed.weight
-        if embedding.requires_grad:
-            grad_VD = torch.zeros(embedding.shape)
-            self._give(embedding, grad_VD.index_add_(0, run.ids_N, grad_ND.float()))
+        self._give(self._embed.weight, grad_ND, run.ids_N)
 
     def _head_backward(self, run: _Pass, grad_M: Tensor) -> Tensor:
         """The gradient of the last layer's output [N, D]."""
@@ -260,10 +259,10 @@ class PackedDecoder:
     def _norm_backward(self, norm: Any, x: Tensor, given: Tensor, into: Tensor) -> None:
         self._give(norm.weight, self._kernels.rms_norm_grad(x, norm.weight, norm.variance_epsilon, given, into))
 
-    def _give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def _give(self, parameter: nn.Parameter, gradient: Tensor, rows: Tensor | None = None) -> None:
         assert self._add is not None
         if parameter.requires_grad:
-            self._add(parameter, gradient)
+            self._add(parameter, gradient, rows)
 
     def _give_joint(self, parameters: tuple[nn.Parameter, ...], gradient: Tensor) -> None:
         for parameter, part in zip(parameters, gradient.split([len(each) for each in parameters]), strict=True):

@@ -187,6 +187,9 @@ struct Row {
         }
     }
 
+    // A second thread would still be waking while one is done with a few tokens.
+    int32_t threads() const { return num_blocks * KEYS * stride > 65536 ? a.threads : 1; }
+
     const T* joint(int64_t token, int64_t head) const {
         return static_cast<const T*>(a.joint) + token * stride + head * width;
     }
@@ -218,7 +221,7 @@ struct Block {
     const Row<T>& row;
     const Segment& segment;
     int64_t h, first, count, earliest, latest;
-    int64_t position[Q];
+    int32_t position[Q], from[Q];  // of each query, and the first position that it sees
     Keys runs[2];
     int64_t num_runs = 0;
 
@@ -227,8 +230,10 @@ struct Block {
         count = std::min(Q, segment.length * row.shared - first);
         earliest = segment.before + first / row.shared;
         latest = segment.before + (first + count - 1) / row.shared;
-        for (int64_t i = 0; i < Q; ++i)
-            position[i] = segment.before + (first + std::min(i, count - 1)) / row.shared;
+        for (int64_t i = 0; i < Q; ++i) {
+            position[i] = static_cast<int32_t>(segment.before + (first + std::min(i, count - 1)) / row.shared);
+            from[i] = row.a.window > 0 ? static_cast<int32_t>(position[i] - row.a.window + 1) : 0;
+        }
         if (segment.before > 0) add_run(segment.prompt_start, segment.before, 0, segment.prompt_block);
         add_run(segment.start, latest - segment.before + 1, segment.before, segment.block);
     }
@@ -248,9 +253,13 @@ struct Block {
         return key + SIDE <= run.count && run.offset + key + SIDE - 1 <= earliest &&
                (row.a.window == 0 || run.offset + key > latest - row.a.window);
     }
-    bool sees(const Keys& run, int64_t key, int64_t i) const {
-        const int64_t at = run.offset + key;
-        return key < run.count && at <= position[i] && (row.a.window == 0 || at > position[i] - row.a.window);
+    // Puts `instead` where one of 16 queries does not see this key.
+    void hide(const Keys& run, int64_t key, int64_t column, float* row_of_key, float instead) const {
+        const int32_t at = key < run.count ? static_cast<int32_t>(run.offset + key) : INT32_MAX;
+        const int32_t *last = position + column * SIDE, *first_seen = from + column * SIDE;
+#pragma omp simd
+        for (int64_t j = 0; j < SIDE; ++j)
+            row_of_key[j] = (at <= last[j]) & (at >= first_seen[j]) ? row_of_key[j] : instead;
     }
 
     // Panels [2][E, 16] of what `rows(token, head)` gives for the queries.
@@ -304,9 +313,9 @@ void forward_block(const Block<T>& block, const T* turned_values, Room& room) {
             if (key < run.count)
                 Math::multiply(row.keys(run.start + key, block.h), row.stride, row.width, queries, queries + column, tile, false);
             if (block.sees_all(run, key)) continue;
-            for (int64_t k = 0; k < SIDE; ++k)
-                for (int64_t i = 0; i < Q; ++i)
-                    if (!block.sees(run, key + k, i)) tile[i / SIDE * SQUARE + k * SIDE + i % SIDE] = -INFINITY;
+            for (int64_t c = 0; c < 2; ++c)
+                for (int64_t k = 0; k < SIDE; ++k)
+                    block.hide(run, key + k, c, tile + c * SQUARE + k * SIDE, -INFINITY);
         }
     }
     float largest[2][SIDE], total[2][SIDE];
@@ -365,7 +374,7 @@ void forward(const PackedAttention& a) {
                 tasks.push_back({s, h, first, std::min(blocks, first + SLAB)});
     }
     std::vector<T>& all = turned;
-#pragma omp parallel num_threads(a.threads)
+#pragma omp parallel num_threads(row.threads())
     {
         static thread_local Room room;
         [[maybe_unused]] const Tiles tiles;
@@ -428,40 +437,46 @@ void backward_block(const Block<T>& block, const T* turned_keys, const Sums* int
     Panel* turned = room.take<Panel>(2 * Math::PANEL);    // gradients of scores [2][32 keys, 16 queries]
     Any* weights = room.take<Any>(SIDE * Q);              // [16 keys][32 queries]
     Any* grad_scores = room.take<Any>(SIDE * Q);
+    // One tile of 16 keys: weights and gradients of scores, and what they add to the gradients of keys and values.
+    const auto grad_tile = [&](const Keys& run, int64_t n, int64_t key) {
+        const int64_t skipped = run.offset - (n + 1 == block.num_runs ? block.segment.before : 0);
+        Math::multiply(row.keys(run.start + key, block.h), row.stride, row.width, queries, queries + column, scores, false);
+        Math::multiply(row.values(run.start + key, block.h), row.stride, row.width, grads, grads + column, grad_weights, false);
+        const bool all = block.sees_all(run, key);
+        for (int64_t c = 0; c < 2; ++c) {
+            for (int64_t k = 0; k < SIDE; ++k) {
+                float *score = scores + c * SQUARE + k * SIDE, *change = grad_weights + c * SQUARE + k * SIDE;
+                Any *weight = weights + k * Q + c * SIDE, *grad_score = grad_scores + k * Q + c * SIDE;
+                if (!all) {
+                    block.hide(run, key + k, c, score, -INFINITY);
+                    block.hide(run, key + k, c, change, 0.0f);
+                }
+#pragma omp simd
+                for (int64_t j = 0; j < SIDE; ++j) {
+                    const float p = exp_of(a.scaling * score[j] - log_sum[c][j]);
+                    change[j] = a.scaling * p * (change[j] - share[c][j]);
+                    round_to(p, weight[j]);
+                    round_to(change[j], grad_score[j]);
+                }
+            }
+            for (int64_t k = 0; k < SIDE; k += 2)
+                Math::put_pair(grad_weights + c * SQUARE + k * SIDE, grad_weights + c * SQUARE + (k + 1) * SIDE,
+                               (key % KEYS + k) / 2, turned + c * Math::PANEL);
+        }
+        const int64_t at = (skipped + key) / SIDE * pairs;
+        for (int64_t d = 0; d < pairs; ++d) {
+            const Panel *given = grad_rows + 2 * d * Math::PANEL, *asked = query_rows + 2 * d * Math::PANEL;
+            Math::multiply(weights, Q, Q, given, given + Math::PANEL, into[n].values + (at + d) * 2 * SQUARE, true);
+            Math::multiply(grad_scores, Q, Q, asked, asked + Math::PANEL, into[n].keys + (at + d) * 2 * SQUARE, true);
+        }
+    };
     for (int64_t n = 0; n < block.num_runs; ++n) {
         const Keys& run = block.runs[n];
-        const int64_t skipped = run.offset - (n + 1 == block.num_runs ? block.segment.before : 0);
         for (int64_t key = 0; key < blocks_of(run.count) * KEYS; key += SIDE) {
-            if (key < run.count) {
-                Math::multiply(row.keys(run.start + key, block.h), row.stride, row.width, queries, queries + column, scores, false);
-                Math::multiply(row.values(run.start + key, block.h), row.stride, row.width, grads, grads + column, grad_weights, false);
-            }
-            const bool all = block.sees_all(run, key);
-            for (int64_t c = 0; c < 2; ++c) {
-                for (int64_t k = 0; k < SIDE; ++k) {
-                    float *score = scores + c * SQUARE + k * SIDE, *change = grad_weights + c * SQUARE + k * SIDE;
-                    Any *weight = weights + k * Q + c * SIDE, *grad_score = grad_scores + k * Q + c * SIDE;
-                    if (!all)
-                        for (int64_t j = 0; j < SIDE; ++j)
-                            if (!block.sees(run, key + k, c * SIDE + j)) score[j] = -INFINITY, change[j] = 0.0f;
-#pragma omp simd
-                    for (int64_t j = 0; j < SIDE; ++j) {
-                        const float p = exp_of(a.scaling * score[j] - log_sum[c][j]);
-                        change[j] = a.scaling * p * (change[j] - share[c][j]);
-                        round_to(p, weight[j]);
-                        round_to(change[j], grad_score[j]);
-                    }
-                }
-                for (int64_t k = 0; k < SIDE; k += 2)
-                    Math::put_pair(grad_weights + c * SQUARE + k * SIDE, grad_weights + c * SQUARE + (k + 1) * SIDE,
-                                   (key % KEYS + k) / 2, turned + c * Math::PANEL);
-            }
-            const int64_t at = (skipped + key) / SIDE * pairs;
-            for (int64_t d = 0; d < pairs; ++d) {
-                const Panel *given = grad_rows + 2 * d * Math::PANEL, *asked = query_rows + 2 * d * Math::PANEL;
-                Math::multiply(weights, Q, Q, given, given + Math::PANEL, into[n].values + (at + d) * 2 * SQUARE, true);
-                Math::multiply(grad_scores, Q, Q, asked, asked + Math::PANEL, into[n].keys + (at + d) * 2 * SQUARE, true);
-            }
+            if (key < run.count)
+                grad_tile(run, n, key);
+            else
+                for (int64_t c = 0; c < 2; ++c) std::memset(turned + c * Math::PANEL + Math::PANEL / 2, 0, Math::PANEL / 2 * sizeof(Panel));
             if (key % KEYS == 0) continue;
             for (int64_t d = 0; d < row.full / SIDE; ++d) {
                 const T* keys = turned_keys + ((block.h * row.num_blocks + run.block + key / KEYS) * row.full + d * SIDE) * KEYS;
@@ -529,7 +544,7 @@ void backward(const PackedAttention& a) {
         tasks[n].sums.values = tasks[n].sums.keys + blocks_of(row.segments[tasks[n].g].length) * KEYS * row.full;
     }
     std::vector<T>& all = turned;
-#pragma omp parallel num_threads(a.threads)
+#pragma omp parallel num_threads(row.threads())
     {
         static thread_local Room room;
         static thread_local std::vector<float> own;

@@ -1,5 +1,5 @@
-// What a training pass does between its matrix products: norms, positions, the gate, the loss's log-probabilities, and
-// the gradients of each. N rows, D hidden width, F width of the gate, V vocabulary. Loops over rows are shared out in
+// What a training pass does between its matrix products: norms, positions, the gate, the loss's log-probabilities, the
+// gradients of each, and the optimizer's step. N rows, D hidden width, F width of the gate, V vocabulary. Loops over rows are shared out in
 // a fixed way, so that sums over rows come out the same each time.
 
 #include <vector>
@@ -8,12 +8,16 @@
 
 namespace {
 
+constexpr int64_t FEW = 65536;  // numbers that one thread is done with before another would have woken
+
+inline int32_t threads_for(int64_t count, int32_t threads) { return count > FEW ? threads : 1; }
+
 // Rotates heads in place by their positions, or back: forward (x cos + turned(x) sin), back its transpose.
 template <class T>
 void rotate_heads(T* x, const T* cosine, const T* sine, int64_t rows, int64_t stride, int64_t heads, int64_t width,
                   bool back, int32_t threads) {
     const int64_t half = width / 2;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads_for(rows * stride, threads)) schedule(static)
     for (int64_t n = 0; n < rows; ++n) {
         const T *c = cosine + n * width, *s = sine + n * width;
         for (int64_t h = 0; h < heads; ++h) {
@@ -42,6 +46,7 @@ void rotate_heads(T* x, const T* cosine, const T* sine, int64_t rows, int64_t st
 template <class T>
 void rms_norm_grad(const T* x, const T* weight, const T* given, T* grad, float* grad_weight, int64_t rows, int64_t width,
                    float epsilon, int32_t threads) {
+    threads = threads_for(rows * width, threads);
     std::vector<float> parts(static_cast<size_t>(threads) * width, 0.0f);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int32_t thread = 0; thread < threads; ++thread) {
@@ -84,7 +89,7 @@ inline float sigmoid(float x) {
 // out [N, F] = silu(gate) * up, of joint [N, 2 F].
 template <class T>
 void gate(const T* joint, T* out, int64_t rows, int64_t width, int32_t threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads_for(rows * width, threads)) schedule(static)
     for (int64_t n = 0; n < rows; ++n) {
         const T *gates = joint + 2 * n * width, *ups = gates + width;
         T* row = out + n * width;
@@ -99,7 +104,7 @@ void gate(const T* joint, T* out, int64_t rows, int64_t width, int32_t threads) 
 // In place: joint becomes its gradient, and the gradient [N, F] of the gate's output becomes that output.
 template <class T>
 void gate_grad(T* joint, T* given, int64_t rows, int64_t width, int32_t threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads_for(rows * width, threads)) schedule(static)
     for (int64_t n = 0; n < rows; ++n) {
         T *gates = joint + 2 * n * width, *ups = gates + width, *row = given + n * width;
 #pragma omp simd
@@ -121,7 +126,7 @@ template <class T>
 void token_logps(const T* logits, const int64_t* target, float* logp, float* entropy, float* normaliser, int64_t rows,
                  int64_t vocabulary, float divisor, int32_t threads) {
     const float by = 1.0f / divisor;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads_for(rows * vocabulary, threads)) schedule(static)
     for (int64_t m = 0; m < rows; ++m) {
         const T* row = logits + m * vocabulary;
         float most = -INFINITY, sum = 0.0f, moment = 0.0f, odd = 0.0f;
@@ -150,7 +155,7 @@ template <class T>
 void token_logps_grad(T* logits, const int64_t* target, const float* normaliser, const float* grad, int64_t rows,
                       int64_t vocabulary, float divisor, int32_t threads) {
     const float by = 1.0f / divisor;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads_for(rows * vocabulary, threads)) schedule(static)
     for (int64_t m = 0; m < rows; ++m) {
         T* row = logits + m * vocabulary;
         const float pull = grad[m] * by, base = normaliser[m];
@@ -162,11 +167,51 @@ void token_logps_grad(T* logits, const int64_t* target, const float* normaliser,
     }
 }
 
-// sums += part, in float32.
+// Sum of squares; float32 within a stretch, float64 over them.
 template <class T>
-void add_to(float* sums, const T* part, int64_t count, int32_t threads) {
-#pragma omp parallel for simd num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < count; ++i) sums[i] += widen(part[i]);
+void sum_squares(const T* x, int64_t count, double* total, int32_t threads) {
+    constexpr int64_t STRETCH = 4096;
+    const int64_t stretches = (count + STRETCH - 1) / STRETCH;
+    std::vector<float> parts(stretches);
+#pragma omp parallel for num_threads(threads_for(count, threads)) schedule(static)
+    for (int64_t s = 0; s < stretches; ++s) {
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = s * STRETCH; i < std::min(count, (s + 1) * STRETCH); ++i) sum += widen(x[i]) * widen(x[i]);
+        parts[s] = sum;
+    }
+    *total = 0.0;
+    for (const float part : parts) *total += part;
+}
+
+}  // namespace
+
+extern "C" {
+
+// One step of AdamW, with the numbers that are the same for all weights.
+struct AdamW {
+    float lr, beta1, beta2, epsilon, decay;  // decay: what a weight is multiplied with first, 1 - lr * weight_decay
+    float scale;                             // of the gradient
+    float correction1, correction2;          // 1 - beta1^t, sqrt(1 - beta2^t)
+};
+
+}  // extern "C"
+
+namespace {
+
+// As torch.optim.AdamW. `copy` (may be null) gets the new weights in bf16.
+template <class T>
+void adamw(const AdamW& a, float* weight, float* first, float* second, const T* grad, bf16* copy, int64_t count,
+           int32_t threads) {
+    const float size = a.lr / a.correction1;
+#pragma omp parallel for simd num_threads(threads_for(count, threads)) schedule(static)
+    for (int64_t i = 0; i < count; ++i) {
+        const float g = widen(grad[i]) * a.scale;
+        first[i] += (g - first[i]) * (1.0f - a.beta1);
+        second[i] = a.beta2 * second[i] + (1.0f - a.beta2) * g * g;
+        weight[i] = weight[i] * a.decay - size * first[i] / (std::sqrt(second[i]) / a.correction2 + a.epsilon);
+        if (copy) round_to(weight[i], copy[i]);
+    }
 }
 
 }  // namespace
@@ -201,9 +246,14 @@ void add_to(float* sums, const T* part, int64_t count, int32_t threads) {
                                  int64_t rows, int64_t vocabulary, float divisor, int32_t threads) {                 \
         token_logps_grad(logits, target, normaliser, grad, rows, vocabulary, divisor, threads);                      \
     }
-#define ADD_TO(T, NAME)                                                                                              \
-    void add_to_##NAME(float* sums, const T* part, int64_t count, int32_t threads) {                                 \
-        add_to(sums, part, count, threads);                                                                          \
+#define SUM_SQUARES(T, NAME)                                                                                         \
+    void sum_squares_##NAME(const T* x, int64_t count, double* total, int32_t threads) {                             \
+        sum_squares(x, count, total, threads);                                                                       \
+    }
+#define ADAMW(T, NAME)                                                                                               \
+    void adamw_##NAME(const AdamW* a, float* weight, float* first, float* second, const T* grad, bf16* copy,         \
+                      int64_t count, int32_t threads) {                                                              \
+        adamw(*a, weight, first, second, grad, copy, count, threads);                                                \
     }
 
 extern "C" {
@@ -214,6 +264,7 @@ FOR_BOTH(GATE)
 FOR_BOTH(GATE_GRAD)
 FOR_BOTH(LOGPS)
 FOR_BOTH(LOGPS_GRAD)
-FOR_BOTH(ADD_TO)
+FOR_BOTH(SUM_SQUARES)
+FOR_BOTH(ADAMW)
 
 }  // extern "C"
