@@ -217,9 +217,7 @@ class NativeEngine:
             (owner.request.task, int(self._table.index[row])) for row, owner in enumerate(self._table.owner) if owner
         }
         running |= {(entry.request.task, index) for entry in self._open for index in entry.waiting}
-        check_request(
-            request, running=running, vocabulary=self._model.get_input_embeddings().num_embeddings
-        )
+        check_request(request, running=running, vocabulary=self._model.get_input_embeddings().num_embeddings)
 
     def _admit(self) -> list[Completion]:
         """Seat waiting samples in free slots, prefill their prompts and draw their first tokens."""

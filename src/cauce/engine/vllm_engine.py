@@ -23,10 +23,10 @@ from cauce.engine.requests import check_request
 from cauce.engine.slots import aborted
 from cauce.engine.vllm_transfer import NAME, Received, register
 from cauce.errors import ModelError, VersionGoneError, WeightsError
-from cauce.types import Completion, FinishReason, GenerationRequest
+from cauce.types import Completion, FinishReason, GenerationRequest, Sampling
 
-DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 CPU_CACHE_BYTES = 2**30  # for keys and values on a CPU, if that holds one sample; what finds no room waits
+PREFILL_TOKENS = 2048  # of prompts in one step on a CPU, or one that is longer
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core in this process
     "VLLM_HOST_IP": "127.0.0.1",
@@ -63,7 +63,7 @@ class VllmEngine:
 
         Args:
             model_path: a folder with config.json and safetensors.
-            dtype: "bf16" or "fp32".
+            dtype: "auto", "bf16" or "fp32", as in a recipe.
             slots: samples that run at the same time.
             longest: tokens of the longest sample with its prompt; None: the model's context.
             compiled: vLLM compiles the model (a minute at first), else it runs eagerly.
@@ -87,6 +87,7 @@ class VllmEngine:
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._stop_ids = _eos_ids(model_path)
         self._llm.set_weight_version("0")
+        self._warm_up()
 
     @property
     def is_idle(self) -> bool:
@@ -218,6 +219,17 @@ class VllmEngine:
             "seconds": {"step": self._seconds},
         }
 
+    def _warm_up(self) -> None:
+        """Two tokens, sampled and greedy: vLLM compiles its sampler at the first, longer than a slice of work lasts."""
+        for task, temperature in enumerate((0.0, 1.0)):
+            sampling = Sampling(max_tokens=2, temperature=temperature, stop_token_ids=(), seed=0)
+            prompt = np.zeros(min(8, self._context - 2), dtype=np.int32)
+            self.generate(
+                [GenerationRequest(task=task, attempt=0, indices=(0,), prompt_ids=prompt, sampling=sampling)]
+            )
+        self._num_requests = self._num_sampled = self._num_steps = 0
+        self._seconds = 0.0
+
     def _record(self, sample: OpenSample, output: Any) -> Completion | None:
         """Takes on what one step has made for a sample; its completion where that was the last."""
         tokens = list(output.token_ids)
@@ -254,16 +266,14 @@ def sample_seed(seed: int, task: int, index: int) -> int:
 
 
 def cache_bytes(config: Any, *, itemsize: int, slots: int, longest: int) -> int:
-    """For keys and values on a CPU: what all slots may need, within CPU_CACHE_BYTES, and two samples at least."""
+    """For keys and values on a CPU: what all slots may need, within CPU_CACHE_BYTES, and one sample at least."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_sample = (longest + 256) * config.num_hidden_layers * 2 * heads * width * itemsize  # pages round it up
-    return max(2 * per_sample, min(slots * per_sample, CPU_CACHE_BYTES))
+    return max(per_sample, min(slots * per_sample, CPU_CACHE_BYTES))
 
 
-def _start(
-    model_path: str, *, dtype: str, slots: int, longest: int | None, compiled: bool, gpu_share: float
-) -> Any:
+def _start(model_path: str, *, dtype: str, slots: int, longest: int | None, compiled: bool, gpu_share: float) -> Any:
     """vLLM's engine over one worker in this process."""
     os.environ.update(SETTINGS)
     from transformers import AutoConfig
@@ -271,18 +281,25 @@ def _start(
     from vllm.config import WeightTransferConfig  # type: ignore[import-not-found]
     from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
+    from cauce.models.load import resolve_dtype
+
     register()
+    number = resolve_dtype(dtype)
     config = AutoConfig.from_pretrained(model_path)
     context = longest or int(config.max_position_embeddings)
     room: dict[str, Any] = {"gpu_memory_utilization": 0.9 * min(1.0, gpu_share)}
     if current_platform.is_cpu():
-        itemsize = 2 if dtype == "bf16" else 4
-        room = {"kv_cache_memory_bytes": cache_bytes(config, itemsize=itemsize, slots=slots, longest=context)}
+        room = {
+            "kv_cache_memory_bytes": cache_bytes(config, itemsize=number.itemsize, slots=slots, longest=context),
+            # A prompt in parts would turn back the sample's random numbers, which a CPU's generator cannot.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(context, PREFILL_TOKENS),
+        }
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=model_path,
             skip_tokenizer_init=True,
-            dtype=DTYPES[dtype],
+            dtype=str(number).removeprefix("torch."),
             max_model_len=context,
             max_num_seqs=slots,
             enforce_eager=not compiled,

@@ -11,6 +11,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from cauce.algorithms.table import Algorithm, resolve
 from cauce.data.source import RowSource, load_rows
+from cauce.engine.vllm_python import find_vllm_python
 from cauce.environments.single_turn import SingleTurn
 from cauce.errors import ModelError, RecipeError
 from cauce.models.load import load_tokenizer, local_folder, resolve_dtype, weights_digest
@@ -61,6 +62,8 @@ def prepare(
     source, loaded = None, None
     held_out: tuple[Row, ...] = ()
     if needs_data:
+        if recipe.engine.backend == "vllm":
+            _vllm_fits(recipe, folder)
         data = load_rows(rows if rows is not None else recipe.data.train, settings=recipe.data, split="train")
         digests["data_digest"] = data.digest
         source = TaskSource(
@@ -78,7 +81,12 @@ def prepare(
         loaded = load_reward(recipe.reward if reward is None else reward, settings=recipe.reward)
         loaded.require(data.columns)
     engine_dtype, learner_dtype = resolve_dtype(recipe.engine.dtype), resolve_dtype(recipe.learner.dtype)
-    differs = engine_dtype != learner_dtype or recipe.buffer.max_staleness > 0 or recipe.buffer.max_reuse > 1
+    differs = (
+        engine_dtype != learner_dtype
+        or recipe.engine.backend != "native"
+        or recipe.buffer.max_staleness > 0
+        or recipe.buffer.max_reuse > 1
+    )
     max_tokens = recipe.rollout.max_tokens
     sampling = Sampling(
         max_tokens=max_tokens, temperature=recipe.rollout.temperature, stop_token_ids=stops, seed=recipe.run.seed
@@ -104,6 +112,15 @@ def prepare(
 def _test_source(recipe: Recipe, test_rows: str | Iterable[Mapping[str, Any]] | None) -> RowSource | None:
     spec = test_rows if test_rows is not None else recipe.data.test
     return load_rows(spec, settings=recipe.data, split="test") if spec else None
+
+
+def _vllm_fits(recipe: Recipe, folder: Path) -> None:
+    find_vllm_python(recipe.engine.python)
+    if not (folder / "config.json").exists():
+        raise ModelError(
+            f"model {recipe.model.path!r}: engine.backend = 'vllm' reads a folder with config.json and safetensors, "
+            "not GGUF; set engine.backend=native"
+        )
 
 
 def _generation_eos(folder: Path) -> tuple[int, ...]:
