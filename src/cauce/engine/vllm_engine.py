@@ -224,9 +224,7 @@ class VllmEngine:
         for task, temperature in enumerate((0.0, 1.0)):
             sampling = Sampling(max_tokens=2, temperature=temperature, stop_token_ids=(), seed=0)
             prompt = np.zeros(min(8, self._context - 2), dtype=np.int32)
-            self.generate(
-                [GenerationRequest(task=task, attempt=0, indices=(0,), prompt_ids=prompt, sampling=sampling)]
-            )
+            self.generate([GenerationRequest(task=task, attempt=0, indices=(0,), prompt_ids=prompt, sampling=sampling)])
         self._num_requests = self._num_sampled = self._num_steps = 0
         self._seconds = 0.0
 
