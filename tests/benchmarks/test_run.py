@@ -19,6 +19,8 @@ PROMISED = {
     "journal_share",
     "startup",
     "weights_vs_copy",
+    "control_plane_memory",
+    "control_plane_1000",
     "decode_vs_gemm",
     "learner_vs_gemm",
     "learner_vs_padded",

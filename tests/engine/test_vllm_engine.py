@@ -223,16 +223,16 @@ def test_torn_content_is_refused(engine, store: WeightStore) -> None:
     torn.unlink()
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_other_models_in_bf16(kind: str, tmp_path: Path) -> None:
-    """Untied heads and norms of queries and keys; weights of another model, in bf16, through the store."""
+@pytest.mark.parametrize(("kind", "compiled"), [("llama", False), ("qwen3", False), ("llama_tied", True)])
+def test_other_models_in_bf16(kind: str, compiled: bool, tmp_path: Path) -> None:
+    """Untied heads, norms of queries and keys, and a compiled model; other weights, in bf16, through the store."""
     from cauce.engine.vllm_engine import VllmEngine
 
     first, second = (tiny_model(tmp_path / str(seed), kind, seed=seed, **SHAPE) for seed in (0, 1))
     store = WeightStore(tmp_path / "store", keep=1)
     tensors = load_file(second / "model.safetensors")
     store.publish({name: tensor.bfloat16() for name, tensor in tensors.items()}, version=1, lineage="a")
-    engine = VllmEngine(str(first), dtype="bf16", slots=8, longest=64, compiled=False)
+    engine = VllmEngine(str(first), dtype="bf16", slots=8, longest=64, compiled=compiled)
     request = ask(0, random_prompt(20), samples=8, max_tokens=20)
     for folder in (first, second):
         answers = engine.generate([request])

@@ -70,7 +70,7 @@ def test_what_is_no_python_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "python"
     if text:
         path.write_text(text)
-    with pytest.raises(ResourceError, match="engine.python = .* is no Python that runs"):
+    with pytest.raises(ResourceError, match=r"engine\.python = .* is no Python that runs"):
         find_vllm_python(str(path))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cauce.engine.vllm_engine import cache_bytes, sample_seed
-from cauce.engine.vllm_transfer import Received, expected_shapes, receive
+from cauce.engine.vllm_transfer import Received, expected_shapes, packed_products, receive, repack
 from cauce.errors import VersionGoneError, WeightsError
 from cauce.models.load import load_model, parameter_names
 from cauce.weights.store import WeightStore
@@ -85,7 +85,7 @@ def test_torn_content_and_a_version_that_is_gone(store: WeightStore) -> None:
 
 
 def test_a_tensor_that_the_model_passes_over_is_an_error(store: WeightStore) -> None:
-    with pytest.raises(WeightsError, match="Fusing takes no tensor 'k.weight'"):
+    with pytest.raises(WeightsError, match=r"Fusing takes no tensor 'k\.weight'"):
         take(Fusing(ignores="k.weight"), store, 4, [])
 
 
@@ -124,3 +124,38 @@ def test_the_cache_holds_all_slots_within_a_limit_and_one_sample_at_least(tmp_pa
     assert cache_bytes(config, itemsize=2, slots=4, longest=256) == 4 * 512 * token
     assert cache_bytes(config, itemsize=2, slots=1000, longest=8192) == 2**30
     assert cache_bytes(config, itemsize=2, slots=1000, longest=100_000) == 100_256 * token
+
+
+class Packing(nn.Module):
+    """A layer as on a CPU: its product reads a copy, made when the layer is processed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+        self.quant_method = self
+        self.process_weights_after_loading(self)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        copy = self.weight.clone()
+        layer.cpu_linear = lambda x: x @ copy.T
+
+
+def test_a_packed_copy_that_an_update_passed_over_is_made_anew() -> None:
+    model = nn.Sequential(Packing(), Packing(), nn.Linear(2, 2))
+    products = packed_products(model)
+    assert set(products) == {model[0], model[1]}
+    model[0].weight.fill_(3.0)
+    model[1].weight.fill_(3.0)
+    model[0].process_weights_after_loading(model[0])  # as vLLM does for all but a tied head
+    by_vllm = model[0].cpu_linear
+    repack(products)
+    assert model[0].cpu_linear is by_vllm
+    assert model[1].cpu_linear(torch.ones(1, 2)).tolist() == [[6.0, 6.0]]
+
+
+def test_a_packed_copy_that_stays_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(Packing())
+    products = packed_products(model)
+    monkeypatch.setattr(Packing, "process_weights_after_loading", lambda self, layer: None)
+    with pytest.raises(WeightsError, match="Packing goes on with a packed copy"):
+        repack(products)

@@ -26,7 +26,8 @@ RUNTIME = {
     "eval.every", "eval.max_tokens", "eval.at_start",
     "checkpoint.max_redo_s", "checkpoint.every", "checkpoint.keep", "journal.locking",
     "cluster.address", "cluster.cpus", "cluster.dashboard", "cluster.namespace",
-    "logging.tensorboard", "logging.live",
+    "logging.tensorboard",
+    "logging.trace", "logging.live",
 }  # fmt: skip
 
 

@@ -74,11 +74,14 @@ class Part:
 
     def __init__(self, *, idle: bool = True) -> None:
         self.idle = idle
-        self.seconds_spent = self.sync_s = 0.0
-        self.num_tokens = 0
+        self.seconds_spent = self.sync_s = self.busy_s = 0.0
+        self.num_tokens = self.num_steps = 0
 
     def is_idle(self) -> bool:
         return self.idle
+
+    def members(self) -> list[str]:
+        return ["rollout-0", "rollout-1"]
 
 
 class Turns(Part):

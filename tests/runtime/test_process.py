@@ -89,10 +89,10 @@ def test_a_worker_logs_counts_its_threads_and_shows_its_stack_when_asked(tmp_pat
         assert said(process) == "ready"
         assert f"process {process.pid} starts with 1 threads" in log.read_text()
         assert "INFO cauce.engine: it has 1 threads" in log.read_text()
-        process.send_signal(signal.SIGUSR1)
         deadline = time.time() + 10
         while "in asleep" not in log.read_text() and time.time() < deadline:
-            time.sleep(0.05)
+            process.send_signal(signal.SIGUSR1)  # again, where the first came before it fell asleep
+            time.sleep(0.2)
         assert "in asleep" in log.read_text()
         assert process.poll() is None  # it lives on
     finally:

@@ -124,9 +124,9 @@ def test_kept_counts_are_those_of_the_rows_after_rollbacks_and_in_a_new_owner(tm
 
 
 def test_what_a_run_holds_is_bounded_over_plans(tmp_path: Path) -> None:
-    """Containers of trainer, pool and flow, at the end of a run of 600 plans."""
+    """Containers of trainer, pool and flow, during a run of 270 plans."""
     sizes: dict[str, int] = {}
-    shape = replace(LONG_RUN, actors=6, plans=600, checkpoint_every=100)
+    shape = replace(LONG_RUN, actors=6, plans=270, checkpoint_every=100)
 
     def look(journal: Journal, workers: TimedWorkers, training: Training) -> None:
         for owner in (

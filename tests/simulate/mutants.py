@@ -152,10 +152,10 @@ class DiesWithItsLearner(Training):
 class DiesOfALateActor(RolloutPool):
     """An actor that comes to a call when its version is gone ends the run."""
 
-    def _collect(self, member: Any, news: News) -> None:
-        if isinstance(member.call.ref.error, WeightsError):
-            raise member.call.ref.error
-        super()._collect(member, news)
+    def _collect(self, member: Any, call: Any, news: News) -> None:
+        if isinstance(call.ref.error, WeightsError):
+            raise call.ref.error
+        super()._collect(member, call, news)
 
 
 class WithThatPool(SimulatedSession):

@@ -4,7 +4,8 @@ vLLM drives it through `start_weight_update`, `update_weights` and `finish_weigh
 a version; the engine reads the file itself, checks its content against the checksum in its header, and names and
 shapes against those of the model, before anything of vLLM's model is touched. Then each tensor goes through the
 model's own `load_weights`, which fuses queries, keys and values, and gate and up. A tensor that ends in no parameter
-and a parameter that no tensor reaches are errors: the model would run half old, half new.
+and a parameter that no tensor reaches are errors: the model would run half old, half new. So would a packed copy that
+vLLM does not make anew; it makes none for a head that is tied to the embedding, so we do.
 
 vLLM is imported inside functions: it lives in an environment of its own, and this file is read in both.
 """
@@ -81,6 +82,33 @@ def receive(
     return Received(version=version, lineage=published.lineage, checksum=published.checksum)
 
 
+def packed_products(model: nn.Module) -> dict[nn.Module, Callable[..., Tensor]]:
+    """On a CPU vLLM multiplies by packed copies of weights: the layers that have one, and the product that reads it."""
+    products = {module: getattr(module, "cpu_linear", None) for module in model.modules()}
+    return {
+        module: product
+        for module, product in products.items()
+        if product is not None and product is not nn.functional.linear  # which reads the weight itself
+    }
+
+
+def repack(products: Mapping[nn.Module, Callable[..., Tensor]]) -> None:
+    """Packs anew what an update has passed over: a head tied to the embedding, whose tensor comes under one name.
+
+    Args:
+        products: what `packed_products` found before the update.
+
+    Raises:
+        WeightsError: where a layer goes on with the copy of before.
+    """
+    for module, before in products.items():
+        if module.cpu_linear is before:
+            method: Any = module.quant_method
+            method.process_weights_after_loading(module)
+        if module.cpu_linear is before:
+            raise WeightsError(f"vLLM's {type(module).__name__} goes on with a packed copy of the weights of before")
+
+
 def register() -> None:
     """Makes the engine known to vLLM under NAME, once per process."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory  # type: ignore[import-not-found]
@@ -137,11 +165,13 @@ def _engine_class() -> type:
 
         def _begin(self) -> None:
             self.has_begun = True
+            self._products = packed_products(self.model)
             initialize_layerwise_reload(self.model)
 
         def finish_weight_update(self) -> None:
             if self.has_begun:
                 finalize_layerwise_reload(self.model, self.model_config)
+                repack(self._products)
 
         def shutdown(self) -> None: ...
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from cauce import spans
 from cauce.errors import FencedError, JournalError
 from cauce.faults import fault_point
 from cauce.journal.owner import Owner
@@ -129,9 +130,10 @@ class Commits:
         """Payloads first: a committed row never points at bytes that a loss of power can take."""
         self._refuse_if_broken()
         try:
-            self._payloads.sync()
-            fault_point("payload_synced")
-            self._connection.execute("COMMIT")
+            with spans.span("commit"):
+                self._payloads.sync()
+                fault_point("payload_synced")
+                self._connection.execute("COMMIT")
             fault_point("committed")
         except (OSError, sqlite3.Error) as error:
             self._break(error)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from cauce import spans
 from cauce.algorithms.losses import policy_terms
 from cauce.algorithms.reducers import aggregate
 from cauce.algorithms.table import Algorithm
@@ -107,11 +108,12 @@ class Learner:
         self._check_lengths(run)
         sums = _Sums()
         for packed in self._pack(run):
-            loss = self._micro_batch_loss(packed, run, batch, sums)
-            if not math.isfinite(sums.loss):
-                self._is_loss_finite = False  # the whole step is lost; optim_step drops the gradients
-                break
-            loss.backward()
+            with spans.span("micro_batch"):
+                loss = self._micro_batch_loss(packed, run, batch, sums)
+                if not math.isfinite(sums.loss):
+                    self._is_loss_finite = False  # the whole step is lost; optim_step drops the gradients
+                    break
+                loss.backward()
             fault_point("between_micro_batches")
         groups = {s.group for s in trained}
         metrics = {

@@ -105,6 +105,8 @@ def _status_line(info: RunInfo, summary: Mapping[str, Any]) -> Text:
         text.append(f", {summary['tokens_per_s']:.0f} tokens/s")
     if summary.get("peak_memory_mb"):
         text.append(f", {summary['peak_memory_mb'] / 1024:.1f} GB at most")
+    if summary.get("advice"):
+        text.append(f"\n{summary['advice']}")
     if summary.get("failure"):
         text.append(f"\n{summary['failure']}", "red")
     return text

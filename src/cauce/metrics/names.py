@@ -177,6 +177,8 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("learner/tokens", "tokens that entered the loss of this plan"),
     MetricName("learner/skipped_groups", "groups without signal whose forward pass was skipped (tokens still count)"),
     MetricName("learner/packed_tokens", "tokens that the forward pass computed, a group's prompt once"),
+    MetricName("rollout/busy_fraction", "share of time/total that rollout actors spent generating, mean over actors"),
+    MetricName("rollout/live_slots", "tokens per step of an engine: the answers that it works on at the same time"),
     MetricName("rollout/unscored", "answers since the last plan whose reward raised, timed out or abstained"),
     MetricName("rollout/dropped_<reason>", "tasks dropped since the last plan, by reason"),
     MetricName("memory_mb", "memory of all processes of the run"),

@@ -209,6 +209,7 @@ class LoggingSettings(Section):
     """What is shown and written beside metrics.jsonl."""
 
     tensorboard: bool = runtime(True, "Write TensorBoard files where the package is installed")
+    trace: bool = runtime(False, "Write a timeline of all processes, RUN/trace-N.json, for ui.perfetto.dev")
     live: bool = runtime(True, "Show a live view in a terminal; otherwise one line per plan")
 
 

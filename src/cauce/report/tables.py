@@ -60,7 +60,8 @@ def tiles(
         made.append(_tile("speed", f"{speed:.0f}", "sampled tokens per second"))
     if summary.get("peak_memory_mb"):
         made.append(_tile("peak memory", f"{float(summary['peak_memory_mb']) / 1024:.1f} GB", "all processes"))
-    return f'<div class="tiles">{"".join(made)}</div>'
+    advice = f'<p class="advice">{escape(summary["advice"])}</p>' if summary.get("advice") else ""
+    return f'<div class="tiles">{"".join(made)}</div>{advice}'
 
 
 def comparison_table(before: EvalStats | None, after: EvalStats | None, *, is_fork: bool = False) -> str:

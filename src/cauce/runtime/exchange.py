@@ -8,6 +8,7 @@ outcomes, given to the desk that asked for them - training tasks have ids from 0
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from cauce import spans
 from cauce.runtime.pool import Lost, News, RolloutPool
 from cauce.runtime.reward_pool import RewardPool, ScoredJob
 from cauce.runtime.watchdog import Watchdog
@@ -49,7 +50,8 @@ class Exchange:
         self._watchdog = Watchdog(clock=clock, limit_s=stall_s, tell=on_stall)
         self.training: Desk | None = None
         self.evaluation: Desk | None = None
-        self.num_tokens = 0
+        self.num_tokens = self.num_steps = 0
+        self.busy_s = 0.0  # of all rollout workers together
         self.sync_s = 0.0
         self.control_s = 0.0  # spent on what came back: leases, the record of it, the watchdog
         self.served: dict[str, tuple[int, str]] = {}
@@ -58,7 +60,8 @@ class Exchange:
         """Waits for something to happen, hands it on, and returns the `extra` calls that are done."""
         calls = [*self.pool.calls(), *self.rewards.calls(), *extra]
         if calls:
-            done = self._workers.wait(calls, timeout_s=timeout_s)
+            with spans.span("wait", calls=len(calls)):
+                done = self._workers.wait(calls, timeout_s=timeout_s)
         else:
             self.clock.sleep(0.05)  # a pool in its pause before a replacement
             done = []
@@ -78,6 +81,8 @@ class Exchange:
 
     def _hand_out(self, news: News, scored: Sequence[ScoredJob]) -> None:
         self.num_tokens += news.num_tokens
+        self.num_steps += news.num_steps
+        self.busy_s += news.busy_s
         self.sync_s += news.sync_s
         self.served.update(news.checksums)
         for desk, owns in ((self.training, _is_training), (self.evaluation, _is_evaluation)):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cauce import spans
 from cauce.journal import Journal
 from cauce.runtime.exchange import Exchange
 from cauce.runtime.flow import Tally
@@ -66,6 +67,8 @@ class PhaseTimer:
         self._journal_at_start = self._journal.seconds_spent
         self._tokens_at_start = self._exchange.num_tokens
         self._sync_at_start = self._exchange.sync_s
+        self._busy_at_start = self._exchange.busy_s
+        self._steps_at_start = self._exchange.num_steps
 
     def note_waiting(self) -> None:
         """Called after each turn of the wait for groups."""
@@ -78,6 +81,7 @@ class PhaseTimer:
     def stop(self, phase: str) -> None:
         now = self._clock()
         self._split[phase] = self._split.get(phase, 0.0) + now - self._mark
+        spans.record(phase, self._mark, now)
         self._mark = self._turn_mark = now
 
     def finish(self) -> dict[str, float]:
@@ -97,8 +101,8 @@ class PhaseTimer:
         total += published
         known = generate + reward + learn + checksum + sync + journal
         tokens = self._exchange.num_tokens - self._tokens_at_start
-        speed = {"tokens_per_s": tokens / total} if tokens else {}  # a recorded plan needs none
-        return speed | {
+        spans.record("plan", self._began, self._clock())
+        return self._sampling(tokens, total) | {
             "time/total": total,
             "time/generate": generate,
             "time/reward": reward,
@@ -114,3 +118,15 @@ class PhaseTimer:
     def carry(self, part: str, seconds: float) -> None:
         """Notes what happened between two plans: sync, checkpoint or eval."""
         self.carried[part] = self.carried.get(part, 0.0) + seconds
+        now = self._clock()
+        spans.record("publish" if part == "sync" else part, now - seconds, now)
+
+    def _sampling(self, tokens: int, total: float) -> dict[str, float]:
+        """How fast, and how far engines were used; a recorded plan samples nothing."""
+        if not tokens:
+            return {}
+        num_actors = max(1, len(self._exchange.pool.members()))
+        busy = (self._exchange.busy_s - self._busy_at_start) / (num_actors * total)
+        steps = self._exchange.num_steps - self._steps_at_start
+        used = {"rollout/live_slots": tokens / steps} if steps else {}
+        return {"tokens_per_s": tokens / total, "rollout/busy_fraction": min(1.0, busy)} | used

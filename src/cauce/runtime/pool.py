@@ -41,6 +41,7 @@ class News:
     lost: list[Lost] = field(default_factory=list)
     progressed: set[int] = field(default_factory=set)  # tasks whose lease is renewed
     num_tokens: int = 0
+    num_steps: int = 0
     busy_s: float = 0.0
     sync_s: float = 0.0
     checksums: dict[str, tuple[int, str]] = field(default_factory=dict)  # worker -> version, content it serves
@@ -246,6 +247,7 @@ class RolloutPool:
         self._release(member, {completion.task for completion in result.completions})
         news.progressed.update(result.progress)
         news.num_tokens += result.num_tokens
+        news.num_steps += result.num_steps
         news.busy_s += result.busy_s
         news.sync_s += result.sync_s
         if result.checksum:

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
+from cauce import spans
 from cauce.errors import CauceError, WorkerError
 from cauce.runtime.process import enter_worker, process_state, resident_megabytes
 from cauce.runtime.world import Call, Resources, Worker, WorkerDied
@@ -60,7 +61,10 @@ class RayWorkers:
             options["memory"] = resources.memory_bytes
         actor_class: Any = ray.remote(_shell(cls)).options(**options, runtime_env=runtime_env, max_concurrency=1)
         handle = actor_class.remote(
-            shell_log=str(self._log_folder / f"{name}.log"), shell_threads=resources.threads, **kwargs
+            shell_log=str(self._log_folder / f"{name}.log"),
+            shell_threads=resources.threads,
+            shell_traced=spans.listener() is not None,
+            **kwargs,
         )
         worker = Worker(name=name, role=role, handle=handle)
         try:
@@ -83,8 +87,12 @@ class RayWorkers:
         return worker
 
     def call(self, worker: Worker, method: Callable[..., Any], **kwargs: Any) -> Call:
-        ref = getattr(worker.handle, method.__name__).remote(**kwargs)
-        return Call(worker=worker, ref=ref, started=time.monotonic())
+        started = time.monotonic()
+        if spans.listener() is None:
+            ref = getattr(worker.handle, method.__name__).remote(**kwargs)
+        else:
+            ref = worker.handle.shell_call.remote(shell_method=method.__name__, **kwargs)
+        return Call(worker=worker, ref=ref, started=started)
 
     def wait(self, calls: Sequence[Call], *, timeout_s: float) -> list[Call]:
         if not calls:
@@ -97,7 +105,7 @@ class RayWorkers:
 
     def result(self, call: Call) -> Any:
         try:
-            return ray.get(call.ref)
+            value = ray.get(call.ref)
         except RayTaskError as error:
             if isinstance(error.cause, CauceError):
                 raise error.cause from None  # its own words, without the worker's traceback
@@ -107,7 +115,15 @@ class RayWorkers:
             # room.
             if not isinstance(error, ActorDiedError):
                 ray.kill(call.worker.handle, no_restart=True)
+            if (listener := spans.listener()) is not None:
+                listener.lost(call.worker.name, sent=call.started)
             raise WorkerDied(self.describe_death(call.worker, _cause(error))) from None
+        if not isinstance(value, spans.Reply):
+            return value
+        if (listener := spans.listener()) is not None:
+            is_here = call.worker.node == os.uname().nodename
+            listener.reply(call.worker.name, value, sent=call.started, is_here=is_here)
+        return value.value
 
     def kill(self, worker: Worker) -> None:
         is_here = worker.node == os.uname().nodename and worker.pid
@@ -155,8 +171,10 @@ def _shell(cls: type) -> type:
     """The plain class with what each process needs at birth: threads, a log, and a pid to be found by."""
 
     class Shell(cls):
-        def __init__(self, *, shell_log: str, shell_threads: int, **kwargs: Any) -> None:
+        def __init__(self, *, shell_log: str, shell_threads: int, shell_traced: bool, **kwargs: Any) -> None:
             enter_worker(log=Path(shell_log), threads=shell_threads)
+            self.shell_spans = spans.Keeper()
+            spans.listen(self.shell_spans if shell_traced else None)
             self.shell_refusal: CauceError | None = None
             try:
                 super().__init__(**kwargs)
@@ -167,6 +185,13 @@ def _shell(cls: type) -> type:
             if self.shell_refusal is not None:
                 raise self.shell_refusal
             return {"pid": os.getpid(), "node": os.uname().nodename}
+
+        def shell_call(self, *, shell_method: str, **kwargs: Any) -> spans.Reply:
+            """The method as a span, with what was recorded meanwhile. Where it raises, the next reply has that."""
+            began = spans.now()
+            with spans.span(shell_method):
+                value = getattr(self, shell_method)(**kwargs)
+            return spans.Reply(value, began, spans.now(), self.shell_spans.take())
 
     Shell.__name__ = Shell.__qualname__ = cls.__name__
     return Shell

@@ -16,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cauce import spans
 from cauce.errors import FencedError
 from cauce.faults import fault_point
 from cauce.journal.owner import refuse_older
 from cauce.runtime.process import give_back_memory
+from cauce.runtime.slices import Slice
 from cauce.types import Batch, Completion, GenerationRequest, Group, Row, ScoredBatch
 
 # Of freed memory a learner keeps from one step to the next, for each token of a micro-batch; their number is what a
@@ -34,6 +36,7 @@ class WorkResult:
     completions: tuple[Completion, ...]
     progress: dict[int, int]  # tokens made so far for each task it still works on
     num_tokens: int  # made in this slice
+    num_steps: int = 0  # of the engine in this slice
     busy_s: float  # spent generating
     sync_s: float  # spent pulling weights
     version: int
@@ -110,18 +113,20 @@ class RolloutWorker:
         for request in requests:
             self._engine.submit(request)
         started = time.perf_counter()
-        before = int(self._engine.status()["sampled_tokens"])
+        work = Slice(self._engine)
         done: list[Completion] = []
         while not self._engine.is_idle and time.perf_counter() - started < seconds:
-            done += self._engine.step()
+            done += work.step()
             fault_point("mid_decode")
         busy_s = time.perf_counter() - started
+        work.finish(answers=len(done))
         if self._engine.is_idle:
             give_back_memory()  # what prefill and decode have let go of; the learner is next
         return WorkResult(
             completions=tuple(done),
             progress=self._engine.progress(),
-            num_tokens=int(self._engine.status()["sampled_tokens"]) - before,
+            num_tokens=work.num_tokens,
+            num_steps=work.num_steps,
             busy_s=busy_s,
             sync_s=sync_s,
             version=self._version,
@@ -135,12 +140,15 @@ class RolloutWorker:
     def _pull(self, version: int) -> float:
         started = time.perf_counter()
         if self._engine_pulls:
-            received = self._engine.pull(self._store.folder, version)
+            with spans.span("load_state", version=version):
+                received = self._engine.pull(self._store.folder, version)
             lineage, checksum = received.lineage, received.checksum
         else:
-            published = self._store.pull(version)
+            with spans.span("pull", version=version):
+                published = self._store.pull(version)
             lineage, checksum = published.lineage, published.checksum
-            self._engine.load_state(published.tensors, version=version, lineage=lineage)
+            with spans.span("load_state", version=version):
+                self._engine.load_state(published.tensors, version=version, lineage=lineage)
             del published
         self._version, self._lineage, self._checksum = version, lineage, checksum
         give_back_memory()

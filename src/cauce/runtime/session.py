@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import cauce
+from cauce import spans
 from cauce.algorithms.table import Algorithm
 from cauce.engine.vllm_python import find_vllm_python
 from cauce.recipe.models import Recipe
@@ -279,7 +280,8 @@ class Session:
         self._learner_worker = self._start(LearnerWorker, name, "learner", self.placement.learner, arguments)
 
     def _start(self, cls: type, name: str, role: str, resources: Resources, arguments: dict[str, Any]) -> Worker:
-        return self.workers.start(cls, name=name, role=role, resources=resources, kwargs=arguments)
+        with spans.span(f"start {name}"):  # a lane for each: the first ones start side by side
+            return self.workers.start(cls, name=name, role=role, resources=resources, kwargs=arguments)
 
     def _all_workers(self) -> list[Worker]:
         found = self.pool.members() + self.rewards.members()

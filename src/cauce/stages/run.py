@@ -13,16 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cauce import spans
 from cauce.errors import CauceError, FencedError, TrainingStopped, WorkerError
 from cauce.faults import fault_point
 from cauce.journal import Buffer, Journal, JournalReader
+from cauce.metrics.advice import Setup, advise, measure
 from cauce.metrics.observer import Observer, Observers, RunInfo
 from cauce.metrics.summary import build_summary, environment, eval_stats, read_eval
 from cauce.metrics.tensorboard import TensorBoardWriter
+from cauce.metrics.trace import TraceWriter
 from cauce.metrics.writer import MetricsWriter, read_metrics
+from cauce.recipe.models import Recipe
 from cauce.runtime.evaluation import Evaluation, write_records
 from cauce.runtime.flow import FlowSettings, RolloutFlow
 from cauce.runtime.forked import ForkTrainer, NoFlow
+from cauce.runtime.placement import plan_placement
+from cauce.runtime.process import available_cpus
 from cauce.runtime.recovery import rebuild
 from cauce.runtime.session import Session, SessionPlan
 from cauce.runtime.trainer import Hooks, Rebuilt, TaskFlow, Trainer, oldest_version
@@ -45,9 +51,10 @@ def run(
     own_plans = journal.plans(from_number=journal.forked_at + 1)
     writer.restore({r.plan.number: r.metrics for r in own_plans if r.state != "planned"})
     boards = [TensorBoardWriter(run_dir)] if prepared.recipe.logging.tensorboard else []
-    watcher = Observers([writer, *boards, observer])
-    status, details, peak = "", {}, 0.0
     owner = journal.owner
+    traces = [TraceWriter(run_dir, number=owner.epoch)] if prepared.recipe.logging.trace else []
+    watcher = Observers([writer, *boards, *traces, observer])
+    status, details, peak = "", {}, 0.0
     journal.event("started", {"host": owner.host, "pid": owner.pid, "plan": journal.last_decided})
     try:
         plan = session_plan(prepared, journal, run_dir, epoch=owner.epoch)
@@ -195,6 +202,7 @@ class Training:
 
     def _on_ready(self, group: Group) -> None:
         self.buffer.put(group.task, version=oldest_version(group))
+        spans.count("ready groups", buffer=self.buffer.size)
 
     def _rebuild(self) -> Rebuilt:
         try:
@@ -247,6 +255,7 @@ class Training:
         self.watcher.on_eval(version, "test", result.accuracy)
 
     def _on_plan(self, plan: Plan, metrics: dict[str, float]) -> None:
+        spans.count("ready groups", buffer=self.buffer.size)
         self.watcher.on_plan(plan.number, metrics)
 
     def _on_phase(self, name: str, done: int, total: int) -> None:
@@ -336,8 +345,11 @@ def _summary(
         **environment(),
         **details,
     }
+    rows, setup = read_metrics(run_dir), advice_setup(recipe)
+    usage = measure(rows, setup)
+    facts |= {"usage": usage.as_dict() if usage else None, "advice": advise(usage, setup)}
     return build_summary(
-        read_metrics(run_dir),
+        rows,
         run=str(run_dir),
         status=status,
         num_plans=num_plans,
@@ -346,4 +358,23 @@ def _summary(
         after=eval_stats(read_eval(run_dir / "eval" / "after.jsonl")),
         peak_memory_mb=peak,
         details=facts,
+    )
+
+
+def advice_setup(recipe: Recipe) -> Setup:
+    """What advice needs of a recipe and of this machine; of a cluster of others its cores are not known here."""
+    is_ours = recipe.cluster.address == "local"
+    cpus = available_cpus() if recipe.cluster.cpus == "auto" else int(recipe.cluster.cpus)
+    return Setup(
+        actors=recipe.rollout.actors,
+        engine_threads=plan_placement(recipe, cpus=cpus).rollout.threads,
+        slots=recipe.engine.slots,
+        answers_per_plan=recipe.learner.tasks_per_plan * recipe.rollout.group_size,
+        max_staleness=recipe.buffer.max_staleness,
+        reward_workers=recipe.reward.workers,
+        max_redo_s=recipe.checkpoint.max_redo_s,
+        checkpoint_every=recipe.checkpoint.every,
+        eval_every=recipe.eval.every,
+        weights_every=recipe.weights.every,
+        cpus=cpus if is_ours else None,
     )
