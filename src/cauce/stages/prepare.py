@@ -62,8 +62,7 @@ def prepare(
     source, loaded = None, None
     held_out: tuple[Row, ...] = ()
     if needs_data:
-        if recipe.engine.backend == "vllm":
-            _vllm_fits(recipe, folder)
+        _engine_is_there(recipe, folder)
         data = load_rows(rows if rows is not None else recipe.data.train, settings=recipe.data, split="train")
         digests["data_digest"] = data.digest
         source = TaskSource(
@@ -81,12 +80,6 @@ def prepare(
         loaded = load_reward(recipe.reward if reward is None else reward, settings=recipe.reward)
         loaded.require(data.columns)
     engine_dtype, learner_dtype = resolve_dtype(recipe.engine.dtype), resolve_dtype(recipe.learner.dtype)
-    differs = (
-        engine_dtype != learner_dtype
-        or recipe.engine.backend != "native"
-        or recipe.buffer.max_staleness > 0
-        or recipe.buffer.max_reuse > 1
-    )
     max_tokens = recipe.rollout.max_tokens
     sampling = Sampling(
         max_tokens=max_tokens, temperature=recipe.rollout.temperature, stop_token_ids=stops, seed=recipe.run.seed
@@ -96,7 +89,7 @@ def prepare(
     )
     return Prepared(
         recipe=recipe,
-        algorithm=resolve(recipe.algorithm, max_tokens=max_tokens, correction_needed=differs),
+        algorithm=resolve(recipe.algorithm, max_tokens=max_tokens, correction_needed=_sampler_differs(recipe)),
         model_path=str(folder.absolute()),
         model_bytes=_published_bytes(folder, engine_dtype),
         source=source,
@@ -114,7 +107,16 @@ def _test_source(recipe: Recipe, test_rows: str | Iterable[Mapping[str, Any]] | 
     return load_rows(spec, settings=recipe.data, split="test") if spec else None
 
 
-def _vllm_fits(recipe: Recipe, folder: Path) -> None:
+def _sampler_differs(recipe: Recipe) -> bool:
+    """Whether tokens are drawn with other numbers than the learner's: another engine, dtype, or older weights."""
+    if recipe.engine.backend != "native" or recipe.buffer.max_staleness > 0 or recipe.buffer.max_reuse > 1:
+        return True
+    return resolve_dtype(recipe.engine.dtype) != resolve_dtype(recipe.learner.dtype)
+
+
+def _engine_is_there(recipe: Recipe, folder: Path) -> None:
+    if recipe.engine.backend != "vllm":
+        return
     find_vllm_python(recipe.engine.python)
     if not (folder / "config.json").exists():
         raise ModelError(
