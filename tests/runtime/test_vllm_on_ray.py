@@ -38,6 +38,7 @@ def test_the_quickstart_trains_with_vllm(tmp_path: Path, max_staleness: int) -> 
         "eval.tasks": 8,
         "eval.every": 0,
         "logging.live": "false",
+        "logging.trace": "true",
         "logging.tensorboard": "false",
     }
     recipe = load_recipe("quickstart", [f"{key}={value}" for key, value in settings.items()])

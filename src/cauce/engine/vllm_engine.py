@@ -216,7 +216,7 @@ class VllmEngine:
             "steps": self._num_steps,
             "sampled_tokens": self._num_sampled,
             "forward": "vllm",
-            "seconds": {"step": self._seconds},
+            "seconds": {"prefill": 0.0, "decode": self._seconds, "sample": 0.0, "other": 0.0},  # vLLM tells no parts
         }
 
     def _warm_up(self) -> None:
