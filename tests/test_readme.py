@@ -50,6 +50,8 @@ def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     code = code.replace(SHOWN_MODEL, f"model={str(model)!r}").replace(SHOWN_PLANS, '"run.plans": 2')
-    exec(code, names)
+    # Random letters are never a sum of two numbers, and a run that never sees a reward fails; they have its last digit.
+    assert "gold in text" in code
+    exec(code.replace("gold in text", "gold[-1] in text"), names)
     assert names["summary"]["plans"] == 2
     assert (Path(names["summary"]["run"]) / "model" / "config.json").is_file()
