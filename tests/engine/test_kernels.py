@@ -89,7 +89,6 @@ class Case:
             answer_S=self.answer_S,
             prompt_S=self.prompt_S,
             prompt_row_S=self.prompt_row_S,
-            threads=torch.get_num_threads(),
         )
         plan._call.in_tiles = in_tiles and kernels().has_tiles
         norms = tuple(_Norm(given[name]) for name in ("query_norm", "key_norm")) if normed else None

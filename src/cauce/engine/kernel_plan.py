@@ -41,7 +41,6 @@ class KernelPlan:
         answer_S: np.ndarray,
         prompt_S: np.ndarray,
         prompt_row_S: np.ndarray,
-        threads: int,
     ) -> None:
         """Lengths [S] of each row's answer and prompt, and the row of its prompt in the prompts' cache."""
         self._kernels, self._prompts, self._answers = kernels, prompts, answers
@@ -54,7 +53,7 @@ class KernelPlan:
             rows=len(answer_S),
             answer_capacity=answers.capacity,
             prompt_capacity=prompts.capacity,
-            threads=threads,
+            threads=torch.get_num_threads(),
             in_tiles=kernels.has_tiles,
         )
 
@@ -68,7 +67,6 @@ class KernelPlan:
             answer_S=table.length[:num_rows],
             prompt_S=table.prompt_length[:num_rows],
             prompt_row_S=table.prompt_row[:num_rows],
-            threads=torch.get_num_threads(),
         )
 
     def attend_joint(self, asked: Asked, joint: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

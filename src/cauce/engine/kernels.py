@@ -3,7 +3,7 @@
 torch runs a decode step of a small model in some hundred small operations, each of which wakes all threads and walks
 through memory that the one before has just left. The kernels do the same in loops that stay in the cache. They need a
 C++ compiler; where there is none, or anything about them fails, generation runs in torch's own operations, about half
-as fast, and `why_not` says why.
+as fast, and `load_kernels` says why.
 
 The library is kept in the user's cache folder under a name made of its source, its compiler and the CPU. It is linked
 with the OpenMP library that torch has loaded: a second one would bring threads of its own, which fight with torch's.
@@ -37,7 +37,7 @@ OPENMP_LIBRARIES = ("libgomp", "libiomp5", "libomp")
 COMPILE_TIMEOUT_S = 120.0
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bf16"}
 
-MOST_SHARED_HEADS = 64  # query heads for one key head: the size of an array there
+MOST_SHARED_HEADS = 64  # query heads for one key head: the size of an array in attention.cpp
 TILE_ROWS = 32  # what reads rows of a product reads so many at a time
 TILE_SIZE = 32  # inputs and outputs of a product in tiles are multiples of it
 
