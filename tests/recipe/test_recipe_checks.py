@@ -24,8 +24,12 @@ def test_the_defaults_make_sense() -> None:
 REFUSED = [
     # settings, what the text holds: field, value, remedy
     (["stage=sft"], ["stage = 'sft'", "stage=rl"]),
-    (["engine.backend=vllm"], ["engine.backend = 'vllm'", "later version", "engine.backend=native"]),
-    (["engine.backend=sglang"], ["engine.backend = 'sglang'", "engine.backend=native"]),
+    (["engine.backend=sglang"], ["engine.backend = 'sglang'", "native, vllm", "engine.backend=native"]),
+    (
+        ["engine.backend=vllm", "engine.deterministic=true"],
+        ["engine.deterministic = True", "engine.deterministic=false", "engine.backend=native"],
+    ),
+    (["engine.python=/opt/vllm/bin/python"], ["engine.python = '/opt/vllm/bin/python'", "engine.backend=vllm"]),
     (["algorithm.name=gpro"], ["algorithm.name = 'gpro'", "did you mean grpo?"]),
     (["algorithm.name=Dr-GRPO"], ["algorithm.name", "did you mean dr_grpo?"]),
     (["algorithm.name=ppo"], ["algorithm.name = 'ppo'", "grpo, dr_grpo, dapo, rloo"]),

@@ -23,7 +23,6 @@ PACKAGE = Path(models.__file__).parents[1]
 # Refused by a check unless they have the one value that exists, so nothing reads them; with a refused value.
 REFUSED_UNLESS_DEFAULT = {
     "stage": "sft",
-    "engine.backend": "vllm",
     "journal.keep": "since_checkpoint",
     "rollout.top_p": 0.5,
     "rollout.top_k": 5,

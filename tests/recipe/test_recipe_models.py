@@ -22,7 +22,7 @@ RUNTIME = {
     "run.dir", "run.name", "run.plans",
     "reward.timeout_s", "reward.max_failure_rate", "reward.workers",
     "rollout.actors", "rollout.cpus", "rollout.gpus", "rollout.memory", "rollout.object_store_memory",
-    "engine.compiled", "engine.threads", "learner.cpus", "learner.gpus", "learner.memory",
+    "engine.compiled", "engine.python", "engine.threads", "learner.cpus", "learner.gpus", "learner.memory",
     "eval.every", "eval.max_tokens", "eval.at_start",
     "checkpoint.max_redo_s", "checkpoint.every", "checkpoint.keep", "journal.locking",
     "cluster.address", "cluster.cpus", "cluster.dashboard", "cluster.namespace",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cauce.errors import DataError, ModelError, RecipeError, RewardError
+from cauce.errors import DataError, ModelError, RecipeError, ResourceError, RewardError
 from cauce.stages.prepare import Prepared, prepare
 from cauce.stages.record import total_steps
 from tests.local_session import ROWS, letters, local_recipe
@@ -128,3 +128,14 @@ def test_published_weights_are_about_as_large_as_expected(tiny: Path, tmp_path: 
     assert file <= fp32 <= 2 * file
     assert bf16 == fp32 // 2
     assert torch.float32.itemsize == 2 * torch.bfloat16.itemsize
+
+
+def test_an_engine_that_is_not_there_is_found_out_before_anything_starts(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CAUCE_VLLM_PYTHON", raising=False)
+    monkeypatch.chdir(tmp_path)
+    vllm = {"engine__backend": "vllm", "engine__deterministic": "false"}
+    with pytest.raises(ResourceError, match=r"engine\.backend = 'vllm'.*make vllm"):
+        prepared(tiny, tmp_path, **vllm)
+    assert prepared(tiny, tmp_path, needs_data=False, **vllm).source is None  # a replay samples nothing

@@ -18,6 +18,8 @@ from typing import Literal
 import typer
 
 from cauce.engine.compilers import find_compiler
+from cauce.engine.vllm_python import MADE, VARIABLE, find_vllm_python
+from cauce.errors import ResourceError
 from cauce.runtime.machine import cpu_quota, memory, read_text
 
 GIB = 2**30
@@ -63,6 +65,7 @@ def gather(root: Path, folder: Path) -> Iterator[Fact]:
     yield _cores(root)
     yield _instructions(root)
     yield _compiler()
+    yield _vllm(folder)
     yield _gpus(root)
     yield _memory(root)
     yield _shared_memory(root)
@@ -129,6 +132,17 @@ def _compiler() -> Fact:
         return Fact(name="compiler", value=found)
     remedy = "generation is compiled for this CPU at first use, and takes twice as long without; install g++"
     return Fact(name="compiler", value="no C++ compiler", verdict="note", remedy=remedy)
+
+
+def _vllm(folder: Path) -> Fact:
+    """vLLM is optional, so that without it nothing is wrong; one that was named or made must fit."""
+    if not os.environ.get(VARIABLE) and not (folder / MADE).exists():
+        return Fact(name="vllm", value="none; the native engine needs none (docs/vllm.md)")
+    try:
+        found = find_vllm_python("" if os.environ.get(VARIABLE) else str(folder / MADE))
+    except ResourceError as error:
+        return Fact(name="vllm", value="does not fit", verdict="problem", remedy=str(error))
+    return Fact(name="vllm", value=f"{found.vllm} in {found.python}")
 
 
 def _gpus(root: Path) -> Fact:

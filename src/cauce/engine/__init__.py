@@ -1,1 +1,1 @@
-"""Engines: what turns prompts into sampled tokens. `native` is Cauce's own, for CPUs and GPUs."""
+"""Engines: what turns prompts into sampled tokens. `native` is Cauce's own; `vllm_engine` drives vLLM."""

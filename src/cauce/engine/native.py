@@ -30,6 +30,7 @@ from cauce.engine.kernels import SUFFIXES, load_kernels
 from cauce.engine.layout import decode_layout
 from cauce.engine.lean import LeanDecoder
 from cauce.engine.prepack import pack_linears
+from cauce.engine.requests import check_request
 from cauce.engine.sampling import Sampler
 from cauce.engine.slots import OpenRequest, PromptState, SlotTable, aborted
 from cauce.engine.state import check_state
@@ -212,21 +213,11 @@ class NativeEngine:
         }
 
     def _check(self, request: GenerationRequest) -> None:
-        sampling, where = request.sampling, f"request for task {request.task}"
         running = {
             (owner.request.task, int(self._table.index[row])) for row, owner in enumerate(self._table.owner) if owner
         }
         running |= {(entry.request.task, index) for entry in self._open for index in entry.waiting}
-        twice = [i for i in request.indices if (request.task, i) in running or request.indices.count(i) > 1]
-        if twice or not request.indices:
-            raise ValueError(f"{where}: indices {request.indices}: each once, and none in flight already ({twice})")
-        if sampling.max_tokens < 1 or not 0.0 <= sampling.temperature < float("inf"):
-            raise ValueError(
-                f"{where}: max_tokens {sampling.max_tokens} (at least 1), temperature {sampling.temperature}"
-            )
-        ids, vocab = request.prompt_ids, self._model.get_input_embeddings().num_embeddings
-        if len(ids) == 0 or ids.min() < 0 or ids.max() >= vocab:
-            raise ValueError(f"{where}: prompt_ids must be 1 or more numbers from 0 to {vocab - 1}")
+        check_request(request, running=running, vocabulary=self._model.get_input_embeddings().num_embeddings)
 
     def _admit(self) -> list[Completion]:
         """Seat waiting samples in free slots, prefill their prompts and draw their first tokens."""

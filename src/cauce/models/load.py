@@ -58,7 +58,7 @@ def load_model(path: str, *, dtype: torch.dtype, attention: str) -> LoadedModel:
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(model, tokenizer),
+        eos_token_ids=eos_token_ids(model.generation_config, tokenizer),
         context_length=int(context) if context else NO_LIMIT,
         path=str(folder),
     )
@@ -232,8 +232,9 @@ def _check_complete(path: Path, info: dict[str, Any]) -> None:
         )
 
 
-def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+def eos_token_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Token ids that end an answer: those of generation_config.json, which may be None, and the tokenizer's own."""
+    configured = None if generation_config is None else generation_config.eos_token_id
     ids = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
     if tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)

@@ -16,7 +16,7 @@ from cauce.recipe.traits import TRAITS
 LOGGER = logging.getLogger(__name__)
 
 STAGES = ("rl",)
-BACKENDS = ("native",)
+BACKENDS = ("native", "vllm")
 JOURNAL_KEEPS = ("all",)
 
 # Outside of these a value is more often a slip of the keyboard than a choice: a warning, not an error.
@@ -43,7 +43,7 @@ _REQUIRED = {
 
 def check_recipe(recipe: Recipe) -> None:
     """Raise RecipeError with one line for every contradictory or useless setting."""
-    checks = (_names, _sampling, _algorithm, _kl, _learner, _buffer, _reward, _placement)
+    checks = (_names, _engine, _sampling, _algorithm, _kl, _learner, _buffer, _reward, _placement)
     lines = [line for check in checks for line in check(recipe)]
     if lines:
         raise RecipeError("\n".join(lines))
@@ -133,10 +133,23 @@ def _names(recipe: Recipe) -> Iterator[str]:
         hint = f"; did you mean {close}?" if close else ""
         yield f"algorithm.name = {algorithm!r}: the algorithms are {', '.join(TRAITS)}{hint}"
     if backend not in BACKENDS:
-        reason = "vllm arrives in a later version" if backend == "vllm" else "there is no such engine"
-        yield f"engine.backend = {backend!r}: {reason}; set engine.backend=native"
+        yield f"engine.backend = {backend!r}: the engines are {', '.join(BACKENDS)}; set engine.backend=native"
     if recipe.journal.keep not in JOURNAL_KEEPS:
         yield f"journal.keep = {recipe.journal.keep!r}: this version keeps all samples; set journal.keep=all"
+
+
+def _engine(recipe: Recipe) -> Iterator[str]:
+    engine = recipe.engine
+    if engine.backend == "vllm" and engine.deterministic:
+        yield (
+            "engine.deterministic = True: vLLM's answers depend on what shares their batch; set "
+            "engine.deterministic=false, or engine.backend=native"
+        )
+    if engine.backend == "native" and engine.python:
+        yield (
+            f"engine.python = {engine.python!r}: has no effect with engine.backend = 'native'; leave it out, or set "
+            "engine.backend=vllm"
+        )
 
 
 def _sampling(recipe: Recipe) -> Iterator[str]:

@@ -96,7 +96,7 @@ TRL = (
     _row("temperature", "rollout.temperature"),
     _row("shuffle_dataset", "data.shuffle"),
     _row("seed data_seed", "run.seed"),
-    _row("use_vllm vllm_mode", "engine.backend", "the native engine is the only one in this version"),
+    _row("use_vllm vllm_mode", "engine.backend", "native or vllm; see docs/vllm.md"),
     _row("eval_steps eval_strategy", "eval.every", "counts plans"),
     _row("save_steps save_strategy", "checkpoint.every", "counts plans; 0 saves by checkpoint.max_redo_s"),
     _row("save_total_limit", "checkpoint.keep"),
@@ -133,7 +133,7 @@ VERL = (
     _row(
         "actor_rollout_ref.rollout.name",
         "engine.backend",
-        "the native engine is the only one in this version",
+        "native or vllm; see docs/vllm.md",
     ),
     _row("actor_rollout_ref.rollout.dtype", "engine.dtype", "auto, fp32 or bf16"),
     _row("actor_rollout_ref.rollout.max_num_seqs", "engine.slots"),
@@ -290,7 +290,7 @@ OPENRLHF = (
     _row(
         "vllm.num_engines vllm_num_engines",
         "rollout.actors",
-        "the native engine is the only one in this version",
+        "with engine.backend=vllm each actor has an engine of its own",
     ),
     _row("actor.num_gpus_per_node actor_num_gpus_per_node", "learner.gpus"),
     _row("train.seed", "run.seed"),

@@ -118,12 +118,15 @@ class RolloutSettings(Section):
 class EngineSettings(Section):
     """The engine inside each rollout actor."""
 
-    backend: str = semantic("native", "What generates tokens", min_length=1)
+    backend: str = semantic("native", "What generates tokens: native, or vllm (docs/vllm.md)", min_length=1)
     dtype: Dtype = semantic("auto", "Precision of sampling; auto: bf16 where the hardware has it, else fp32")
     slots: int = semantic(64, "Completions generated at the same time by one engine", ge=1)
     deterministic: bool = semantic(False, "Fixed shapes, so that a sample does not depend on its batch mates; slower")
     threads: CountOrAuto = runtime("auto", "CPU threads of one engine")
-    compiled: bool = runtime(True, "Kernels compiled for this CPU, where there is a C++ compiler; else torch alone")
+    compiled: bool = runtime(
+        True, "Kernels compiled for this CPU, where there is a C++ compiler; else torch alone. vllm: compiled or eager"
+    )
+    python: str = runtime("", "Python of vLLM's environment; empty: $CAUCE_VLLM_PYTHON, else what `make vllm` made")
 
 
 class LearnerSettings(Section):

@@ -8,7 +8,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,24 @@ START_TIMEOUT_S = 300.0
 LAST_LINES = 12
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """Another Python than this one, for the workers of a role."""
+
+    python: Path
+    source: Path  # a folder that holds the package cauce and nothing else, for its PYTHONPATH
+
+
 class RayWorkers:
     """Starts plain classes as Ray actors and calls their methods."""
 
-    def __init__(self, *, log_folder: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, *, log_folder: Path, env: dict[str, str], interpreters: Mapping[str, Interpreter] | None = None
+    ) -> None:
+        """`interpreters`: by role; a role that is not named runs in the Python of this process."""
         self._log_folder = log_folder
         self._env = env
+        self._interpreters = interpreters or {}
 
     def start(self, cls: type, *, name: str, role: str, resources: Resources, kwargs: dict[str, Any]) -> Worker:
         """Creates the actor and waits for its constructor.
@@ -40,10 +53,13 @@ class RayWorkers:
         """
         threads = str(resources.threads)
         env = self._env | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        runtime_env: dict[str, Any] = {"env_vars": env}
+        if (other := self._interpreters.get(role)) is not None:
+            runtime_env = {"py_executable": str(other.python), "env_vars": env | {"PYTHONPATH": str(other.source)}}
         options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_restarts": 0}
         if resources.memory_bytes:
             options["memory"] = resources.memory_bytes
-        actor_class: Any = ray.remote(_shell(cls)).options(**options, runtime_env={"env_vars": env}, max_concurrency=1)
+        actor_class: Any = ray.remote(_shell(cls)).options(**options, runtime_env=runtime_env, max_concurrency=1)
         handle = actor_class.remote(
             shell_log=str(self._log_folder / f"{name}.log"),
             shell_threads=resources.threads,

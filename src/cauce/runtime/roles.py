@@ -59,6 +59,8 @@ class Epoch:
 class RolloutWorker:
     """Generates. It works only inside `work`, in slices, so that its driver hears from it every `seconds`."""
 
+    _engine_pulls = False  # whether the engine reads the weight store by itself
+
     def __init__(
         self,
         *,
@@ -69,14 +71,24 @@ class RolloutWorker:
         compiled: bool,
         weights_folder: str,
         lineage: str,
+        backend: str = "native",
+        gpus: float = 0.0,
     ) -> None:
-        from cauce.engine.probe import probed_engine
-        from cauce.models.load import load_model, resolve_dtype
         from cauce.weights.store import WeightStore
 
-        model = load_model(model_path, dtype=resolve_dtype(dtype), attention="sdpa")
-        self._engine = probed_engine(model, slots=slots, deterministic=deterministic, compiled=compiled)
-        self._engine.release_unpacked()
+        self._engine: Any
+        if backend == "vllm":
+            from cauce.engine.vllm_engine import VllmEngine
+
+            self._engine = VllmEngine(model_path, dtype=dtype, slots=slots, compiled=compiled, gpu_share=gpus or 1.0)
+            self._engine_pulls = True
+        else:
+            from cauce.engine.probe import probed_engine
+            from cauce.models.load import load_model, resolve_dtype
+
+            model = load_model(model_path, dtype=resolve_dtype(dtype), attention="sdpa")
+            self._engine = probed_engine(model, slots=slots, deterministic=deterministic, compiled=compiled)
+            self._engine.release_unpacked()
         self._store = WeightStore(Path(weights_folder), keep=1)
         self._epoch = Epoch()
         self._checksum = ""
@@ -127,12 +139,18 @@ class RolloutWorker:
 
     def _pull(self, version: int) -> float:
         started = time.perf_counter()
-        with spans.span("pull", version=version):
-            published = self._store.pull(version)
-        with spans.span("load_state", version=version):
-            self._engine.load_state(published.tensors, version=version, lineage=published.lineage)
-        self._version, self._lineage, self._checksum = version, published.lineage, published.checksum
-        del published
+        if self._engine_pulls:
+            with spans.span("load_state", version=version):
+                received = self._engine.pull(self._store.folder, version)
+            lineage, checksum = received.lineage, received.checksum
+        else:
+            with spans.span("pull", version=version):
+                published = self._store.pull(version)
+            lineage, checksum = published.lineage, published.checksum
+            with spans.span("load_state", version=version):
+                self._engine.load_state(published.tensors, version=version, lineage=lineage)
+            del published
+        self._version, self._lineage, self._checksum = version, lineage, checksum
         give_back_memory()
         return time.perf_counter() - started
 

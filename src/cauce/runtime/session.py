@@ -14,15 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import cauce
 from cauce import spans
 from cauce.algorithms.table import Algorithm
+from cauce.engine.vllm_python import find_vllm_python
 from cauce.recipe.models import Recipe
 from cauce.runtime.cluster import node_rooms, own_room, start_cluster, stop_cluster
 from cauce.runtime.exchange import Exchange
 from cauce.runtime.placement import Placement, check_room, plan_placement
 from cauce.runtime.pool import RolloutPool
 from cauce.runtime.process import available_cpus, resident_megabytes, tree_megabytes
-from cauce.runtime.ray_workers import RayWorkers
+from cauce.runtime.ray_workers import Interpreter, RayWorkers
 from cauce.runtime.remote_learner import RemoteLearner
 from cauce.runtime.restarts import Note, Restarts
 from cauce.runtime.reward_pool import RewardPool
@@ -79,6 +81,8 @@ class SessionPlan:
             "compiled": self.recipe.engine.compiled,
             "weights_folder": str(weights_folder),
             "lineage": self.lineage,
+            "backend": self.recipe.engine.backend,
+            "gpus": float(self.recipe.rollout.gpus),
         }
 
     def learner_arguments(self, weights_folder: Path) -> dict[str, Any]:
@@ -161,7 +165,9 @@ class Session:
                 plan.run_dir, run_id=plan.run_id, bytes_needed=(plan.weights_keep + 1) * plan.model_bytes
             )
             self.workers = RayWorkers(
-                log_folder=plan.run_dir / ("logs-replay" if self._only_learner else "logs"), env=WORKER_ENV
+                log_folder=plan.run_dir / ("logs-replay" if self._only_learner else "logs"),
+                env=WORKER_ENV,
+                interpreters=self._interpreters(),
             )
             self._connect()
             self._start_workers()
@@ -231,13 +237,24 @@ class Session:
         rooms = node_rooms()
         cpus = int(max((room.cpus for room in rooms), default=1)) or available_cpus()
         placement = plan_placement(recipe, cpus=cpus)
-        if placement.rollout.gpus or placement.learner.gpus:
+        engine_gpus = 0.0 if recipe.engine.backend == "vllm" else placement.rollout.gpus
+        if engine_gpus or placement.learner.gpus:
             self._on_note(
                 f"rollout.gpus={placement.rollout.gpus:g} and learner.gpus={placement.learner.gpus:g} are reserved, "
-                "but this version computes on the CPU; set both to 0 to leave them to others"
+                "but learner and native engine compute on the CPU; set them to 0 to leave them to others"
             )
         check_room(placement, rooms)
         return placement
+
+    def _interpreters(self) -> dict[str, Interpreter]:
+        """Of the roles that live in another environment than this one."""
+        engine = self._plan.recipe.engine
+        if engine.backend != "vllm" or self._only_learner:
+            return {}
+        source = self.weights_folder / "python"  # a link, since beside an installed cauce lie packages of this one
+        source.mkdir(parents=True, exist_ok=True)
+        (source / "cauce").symlink_to(Path(cauce.__file__).parent)
+        return {"rollout": Interpreter(python=find_vllm_python(engine.python).python, source=source)}
 
     def _start_workers(self) -> None:
         """All at once: most of a start is imports and reading the model, which cores can share."""

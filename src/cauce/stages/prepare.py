@@ -11,6 +11,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from cauce.algorithms.table import Algorithm, resolve
 from cauce.data.source import RowSource, load_rows
+from cauce.engine.vllm_python import find_vllm_python
 from cauce.environments.single_turn import SingleTurn
 from cauce.errors import ModelError, RecipeError
 from cauce.models.load import load_tokenizer, local_folder, resolve_dtype, weights_digest
@@ -61,6 +62,7 @@ def prepare(
     source, loaded = None, None
     held_out: tuple[Row, ...] = ()
     if needs_data:
+        _engine_is_there(recipe, folder)
         data = load_rows(rows if rows is not None else recipe.data.train, settings=recipe.data, split="train")
         digests["data_digest"] = data.digest
         source = TaskSource(
@@ -78,7 +80,6 @@ def prepare(
         loaded = load_reward(recipe.reward if reward is None else reward, settings=recipe.reward)
         loaded.require(data.columns)
     engine_dtype, learner_dtype = resolve_dtype(recipe.engine.dtype), resolve_dtype(recipe.learner.dtype)
-    differs = engine_dtype != learner_dtype or recipe.buffer.max_staleness > 0 or recipe.buffer.max_reuse > 1
     max_tokens = recipe.rollout.max_tokens
     sampling = Sampling(
         max_tokens=max_tokens, temperature=recipe.rollout.temperature, stop_token_ids=stops, seed=recipe.run.seed
@@ -88,7 +89,7 @@ def prepare(
     )
     return Prepared(
         recipe=recipe,
-        algorithm=resolve(recipe.algorithm, max_tokens=max_tokens, correction_needed=differs),
+        algorithm=resolve(recipe.algorithm, max_tokens=max_tokens, correction_needed=_sampler_differs(recipe)),
         model_path=str(folder.absolute()),
         model_bytes=_published_bytes(folder, engine_dtype),
         source=source,
@@ -104,6 +105,24 @@ def prepare(
 def _test_source(recipe: Recipe, test_rows: str | Iterable[Mapping[str, Any]] | None) -> RowSource | None:
     spec = test_rows if test_rows is not None else recipe.data.test
     return load_rows(spec, settings=recipe.data, split="test") if spec else None
+
+
+def _sampler_differs(recipe: Recipe) -> bool:
+    """Whether tokens are drawn with other numbers than the learner's: another engine, dtype, or older weights."""
+    if recipe.engine.backend != "native" or recipe.buffer.max_staleness > 0 or recipe.buffer.max_reuse > 1:
+        return True
+    return resolve_dtype(recipe.engine.dtype) != resolve_dtype(recipe.learner.dtype)
+
+
+def _engine_is_there(recipe: Recipe, folder: Path) -> None:
+    if recipe.engine.backend != "vllm":
+        return
+    find_vllm_python(recipe.engine.python)
+    if not (folder / "config.json").exists():
+        raise ModelError(
+            f"model {recipe.model.path!r}: engine.backend = 'vllm' reads a folder with config.json and safetensors, "
+            "not GGUF; set engine.backend=native"
+        )
 
 
 def _generation_eos(folder: Path) -> tuple[int, ...]:
