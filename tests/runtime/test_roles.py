@@ -202,7 +202,7 @@ def test_the_learners_status_carries_what_bits_depend_on(tiny: Path, tmp_path: P
     fingerprint = learner(tiny, tmp_path).status()["fingerprint"]
     versions = {"cauce": cauce.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     assert {name: fingerprint[name] for name in versions} == versions
-    others = {"threads", "instructions", "bf16_instructions", "dtype", "packing", "ranks"}
+    others = {"threads", "instructions", "bf16_instructions", "dtype", "packing", "kernels", "ranks"}
     assert set(fingerprint) == {*versions, *others}
     has = torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported()
     assert [word in fingerprint["bf16_instructions"] for word in ("avx512_bf16", "amx")] == list(has)

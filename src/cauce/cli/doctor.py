@@ -130,7 +130,9 @@ def _compiler() -> Fact:
     found = find_compiler()
     if found:
         return Fact(name="compiler", value=found)
-    remedy = "generation is compiled for this CPU at first use, and takes twice as long without; install g++"
+    remedy = (
+        "generation and training are compiled for this CPU at first use, and take twice as long without; install g++"
+    )
     return Fact(name="compiler", value="no C++ compiler", verdict="note", remedy=remedy)
 
 

@@ -1,10 +1,10 @@
 """A Llama-like decoder over packed rows with its backward pass written out, for CPUs.
 
 Autograd runs a layer of a small model in some hundred operations, each of which wakes all threads and walks through
-memory that the one before has just left; of a step of 2,000 tokens they took three quarters of the time. Here a layer is its
+memory that the one before has just left; they took three quarters of a step of 2,000 tokens. Here a layer is its
 matrix products and eight kernels (learner/kernels.py), queries, keys and values are one product, and so are gate and
 up. What a layer keeps for its backward pass is 6 hidden widths and two of the gate per token; norms and the gate's
-output are made again. Each weight's gradient goes to the float32 sums as soon as it is there.
+output are made again. Each weight's gradient goes to the sums as soon as it is there.
 
 `PackedDecoder.of` looks at the structure, takes from a run of the model itself what each layer asks of attention, and
 then compares its log-probabilities with the model's: whatever has another part, or gives other numbers, trains through
