@@ -38,8 +38,8 @@ def poisoned(*calls: int) -> type[LearnerWorker]:
             metrics = super().forward_backward(**kwargs)
             Poisoned.calls += 1
             if Poisoned.calls in calls:
-                masters = self._learner._weights.masters
-                masters[next(iter(masters))].grad[0] = np.inf
+                gradients = self._learner._weights.named_gradients()
+                gradients[next(iter(gradients))][0] = np.inf
             return metrics
 
     return Poisoned
