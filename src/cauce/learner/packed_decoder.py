@@ -30,7 +30,7 @@ from cauce.engine.kernels import SUFFIXES
 from cauce.learner.kernels import SPARE_ROWS, HeadShape, PackedRows, TrainingKernels
 from cauce.models import packed_attention
 from cauce.models.forward import check_tokens, shares_prompts, token_logps, vocabulary_size
-from cauce.models.llama_like import ATTENTION_PARTS, has_known_parts, joint_bias, parts
+from cauce.models.llama_like import HEAD_NORMS, has_known_parts, joint_bias, parts
 from cauce.models.probe import TOLERANCE, probe_sequences
 from cauce.packing import PackedBatch, pack
 
@@ -46,6 +46,7 @@ class _Layer:
     attention: Any
     mlp: Any
     norms: tuple[Any, Any]
+    head_norms: tuple[Any, Any] | None  # of queries and keys, where heads are normalised
     shape: HeadShape
     qkv: Tensor  # [(H + 2 Hk) E, D]: storage of the three weights
     gate_up: Tensor  # [2 F, D]
@@ -56,7 +57,7 @@ class _Kept:
     """What one layer's backward pass reads."""
 
     x: Tensor  # [N, D]
-    joint: Tensor  # queries, keys and values, turned
+    joint: Tensor  # queries, keys and values; turned, unless heads are normalised
     attended: tuple[Tensor, Tensor]
     y: Tensor  # [N, D]
     gates: Tensor  # [N, 2 F]
@@ -99,6 +100,7 @@ class PackedDecoder:
                 attention=layer.self_attn,
                 mlp=layer.mlp,
                 norms=(layer.input_layernorm, layer.post_attention_layernorm),
+                head_norms=_head_norms(layer.self_attn),
                 shape=shape,
                 qkv=_join(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
                 gate_up=_join(layer.mlp.gate_proj, layer.mlp.up_proj),
@@ -164,16 +166,13 @@ class PackedDecoder:
 
     def _layer(self, layer: _Layer, x: Tensor, rows: PackedRows, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, _Kept]:
         kernels, shape = self._kernels, layer.shape
-        with_spare = x.new_empty(len(x) + SPARE_ROWS, shape.joint)
-        with_spare[len(x) :].zero_()
-        joint = with_spare[: len(x)]
+        joint = _with_spare(len(x), shape.joint, x.dtype)
         bias = joint_bias(layer.attention)
         if bias is None:
             torch.mm(self._rms_norm(x, layer.norms[0]), layer.qkv.t(), out=joint)
         else:
             torch.addmm(bias, self._rms_norm(x, layer.norms[0]), layer.qkv.t(), out=joint)
-        kernels.rotate(joint, shape, turn)
-        attended = kernels.attend(rows, joint, shape)
+        attended = kernels.attend(rows, self._turned(layer, joint, turn), shape)
         y = torch.addmm(x, attended[0], layer.attention.o_proj.weight.detach().t())
         gates = torch.mm(self._rms_norm(y, layer.norms[1]), layer.gate_up.t())
         z = torch.addmm(y, kernels.gate(gates), layer.mlp.down_proj.weight.detach().t())
@@ -241,8 +240,14 @@ class PackedDecoder:
 
         self._give(attention.o_proj.weight, torch.mm(grad.t(), kept.attended[0]))
         grad_attended = torch.mm(grad, attention.o_proj.weight.detach())
-        grad_joint = kernels.attend_grad(run.rows, kept.joint, layer.shape, kept.attended, grad_attended)
+        turned = kept.joint if layer.head_norms is None else self._turned(layer, kept.joint, run.turn)
+        grad_joint = kernels.attend_grad(run.rows, turned, layer.shape, kept.attended, grad_attended)
         kernels.rotate(grad_joint, layer.shape, run.turn, back=True)
+        for norm, columns in _normed_columns(layer):
+            x, given = (_heads(each, columns, layer.shape.width) for each in (kept.joint, grad_joint))
+            into = torch.zeros_like(x)
+            self._norm_backward(norm, x, given, into)
+            grad_joint[:, columns] = into.view(len(grad_joint), -1)
         modules = (attention.q_proj, attention.k_proj, attention.v_proj)
         self._give_joint(
             tuple(module.weight for module in modules),
@@ -252,6 +257,16 @@ class PackedDecoder:
             self._give_joint(tuple(module.bias for module in modules), grad_joint.float().sum(0))
         self._norm_backward(layer.norms[0], kept.x, torch.mm(grad_joint, layer.qkv), grad)
         return grad
+
+    def _turned(self, layer: _Layer, joint: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """Queries and keys normalised, where the model does that, and in their positions; in place otherwise."""
+        if layer.head_norms is not None:
+            given, joint = joint, _with_spare(len(joint), joint.shape[1], joint.dtype).copy_(joint)
+            for norm, columns in _normed_columns(layer):
+                normed = self._rms_norm(_heads(given, columns, layer.shape.width), norm)
+                joint[:, columns] = normed.view(len(joint), -1)
+        self._kernels.rotate(joint, layer.shape, turn)
+        return joint
 
     def _rms_norm(self, x: Tensor, norm: Any) -> Tensor:
         return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
@@ -289,6 +304,30 @@ class _TokenLogps(torch.autograd.Function):
         return None, None, None, None
 
 
+def _with_spare(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Empty, with rows behind it that the attention may read."""
+    room = torch.empty(rows + SPARE_ROWS, columns, dtype=dtype)
+    room[rows:].zero_()
+    return room[:rows]
+
+
+def _head_norms(attention: Any) -> tuple[Any, Any] | None:
+    return (attention.q_norm, attention.k_norm) if parts(attention) >= HEAD_NORMS else None
+
+
+def _normed_columns(layer: _Layer) -> list[tuple[Any, slice]]:
+    """The norms of heads, each with its columns of the joint rows."""
+    if layer.head_norms is None:
+        return []
+    queries, keys = (heads * layer.shape.width for heads in (layer.shape.heads, layer.shape.key_heads))
+    return list(zip(layer.head_norms, (slice(0, queries), slice(queries, queries + keys)), strict=True))
+
+
+def _heads(joint: Tensor, columns: slice, width: int) -> Tensor:
+    """One row for each token and head."""
+    return joint[:, columns].reshape(-1, width)
+
+
 def _join(*modules: Any) -> Tensor:
     """One storage for these modules' weights, which become views of it and may be written to as before."""
     joint = torch.cat([module.weight.detach() for module in modules])
@@ -303,7 +342,7 @@ def _is_known(model: PreTrainedModel) -> bool:
     base: Any = model.base_model
     for layer in base.layers:
         modules = (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
-        if parts(layer.self_attn) != ATTENTION_PARTS or any(module.bias is not None for module in modules):
+        if any(module.bias is not None for module in modules):
             return False
     return True
 
