@@ -29,7 +29,7 @@ from cauce.learner import training_state
 from cauce.learner.kernels import TrainingKernels, load_training_kernels
 from cauce.learner.master_weights import MasterWeights
 from cauce.learner.optimizer import Optimizer
-from cauce.learner.packed_decoder import AddGradient, PackedDecoder
+from cauce.learner.packed_decoder import Gradients, PackedDecoder
 from cauce.models.forward import token_logps
 from cauce.models.load import LoadedModel, resolve_dtype
 from cauce.models.probe import choose_packing
@@ -91,9 +91,9 @@ class Learner:
         kernels = kernels if next(self._model.parameters()).device.type == "cpu" else None
         self._optimizer = Optimizer(self._weights.masters, settings=settings, total_steps=total_steps, kernels=kernels)
         reference = _frozen_copy(self._model) if algorithm.needs_reference else None
-        self._logps_of, text = _logps_of(self._model, kernels, add=self._weights.add_gradient)
+        self._logps_of, text = _logps_of(self._model, kernels, gradients=self._weights)
         self.kernels = why or text
-        self._reference = None if reference is None else _logps_of(reference, kernels, add=None)[0]
+        self._reference = None if reference is None else _logps_of(reference, kernels, gradients=None)[0]
         self._is_loss_finite = True
         self._num_skipped = 0
 
@@ -249,10 +249,10 @@ class Learner:
 
 
 def _logps_of(
-    model: PreTrainedModel, kernels: TrainingKernels | None, *, add: AddGradient | None
+    model: PreTrainedModel, kernels: TrainingKernels | None, *, gradients: Gradients | None
 ) -> tuple[LogpsOf, str]:
     """How this model's log-probabilities are computed, and "compiled" or why they are not in kernels."""
-    decoder, why = (None, "") if kernels is None else PackedDecoder.of(model, kernels, add_gradient=add)
+    decoder, why = (None, "") if kernels is None else PackedDecoder.of(model, kernels, gradients=gradients)
     if decoder is not None:
         return decoder.token_logps, "compiled"
     return functools.partial(token_logps, model), why

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+LARGE_BYTES = 32 * 2**20  # from here on an allocator asks the system for fresh memory each time
+
 
 class MasterWeights:
     """Owns the trainable parameters of a model that was loaded in float32, and their gradients."""
@@ -22,6 +24,8 @@ class MasterWeights:
         self._name_of = {id(p): name for name, p in self._compute.items()}
         self._is_copy = compute_dtype != torch.float32
         self._gradients: dict[str, Tensor] = {}
+        # Of gradients that were let go, those whose memory is not to be had again quickly.
+        self._rooms: dict[tuple[str, torch.dtype], Tensor] = {}
         self.masters: dict[str, Tensor] = dict(self._compute)
         if self._is_copy:
             self.masters = {name: p.detach().float().clone() for name, p in self._compute.items()}
@@ -56,8 +60,15 @@ class MasterWeights:
         else:
             self._gradients[name] = gradient
 
+    def room(self, parameter: nn.Parameter) -> Tensor:
+        """Where a gradient of the compute dtype may be written before it is added."""
+        name = self._name_of[id(parameter)]
+        return self._room(name, parameter.dtype)
+
     def zero_gradients(self) -> None:
-        """Begin a new sum. The old ones are let go, so that they take no memory while others generate."""
+        """Begin a new sum. Most are let go, so that they take no memory while others generate."""
+        for name, gradient in self._gradients.items():
+            self._keep_room(name, gradient)
         self._gradients = {}
 
     def in_dtype(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -74,9 +85,19 @@ class MasterWeights:
                 copy.copy_(self.masters[name])
 
     def _in_float32(self, name: str) -> Tensor:
-        if self._gradients[name].dtype not in (torch.float32, torch.float64):
-            self._gradients[name] = self._gradients[name].float()
+        gradient = self._gradients[name]
+        if gradient.dtype not in (torch.float32, torch.float64):
+            self._gradients[name] = self._room(name, torch.float32).copy_(gradient)
+            self._keep_room(name, gradient)
         return self._gradients[name]
+
+    def _room(self, name: str, dtype: torch.dtype) -> Tensor:
+        room = self._rooms.pop((name, dtype), None)
+        return torch.empty_like(self.masters[name], dtype=dtype, requires_grad=False) if room is None else room
+
+    def _keep_room(self, name: str, gradient: Tensor) -> None:
+        if gradient.nbytes >= LARGE_BYTES and gradient.is_contiguous():
+            self._rooms[name, gradient.dtype] = gradient
 
     def _collect(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)

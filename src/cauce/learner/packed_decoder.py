@@ -16,10 +16,10 @@ autograd. Left out: norms of heads, biases but those of queries, keys and values
 Letters: N packed token, M trained token, D hidden width, F width of the gate, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,17 @@ from cauce.models.llama_like import HEAD_NORMS, has_known_parts, joint_bias, par
 from cauce.models.probe import TOLERANCE, probe_sequences
 from cauce.packing import PackedBatch, pack
 
-KEEP_BYTES = 256 * 2**20  # logits held for the backward pass; beyond, they are made again, so many bytes at a time
-CHUNK_BYTES = 64 * 2**20
+KEEP_BYTES = 256 * 2**20  # logits held for the backward pass; beyond, they are made again
+CHUNK_BYTES = 24 * 2**20  # of logits made at a time where they are not held: memory that the allocator keeps
 TOLERANCE_HALF = 0.15  # on the mean difference in bf16
 
-AddGradient = Callable[[nn.Parameter, Tensor, Tensor | None], None]  # MasterWeights.add_gradient
+
+class Gradients(Protocol):
+    """Where gradients go: MasterWeights."""
+
+    def add_gradient(self, parameter: nn.Parameter, gradient: Tensor, rows: Tensor | None = None) -> None: ...
+
+    def room(self, parameter: nn.Parameter) -> Tensor: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +87,7 @@ class _Pass:
 
 
 class PackedDecoder:
-    """Log-probabilities of packed rows, with a gradient that goes to `add_gradient` (None: there is none)."""
+    """Log-probabilities of packed rows, whose gradient goes to `gradients` (None: there is none)."""
 
     def __init__(
         self,
@@ -89,12 +95,13 @@ class PackedDecoder:
         *,
         kernels: TrainingKernels,
         shapes: list[HeadShape],
-        add_gradient: AddGradient | None,
+        gradients: Gradients | None,
     ) -> None:
         base: Any = model.base_model
-        self._model, self._kernels, self._add = model, kernels, add_gradient
+        self._model, self._kernels, self._gradients = model, kernels, gradients
         self._embed, self._rotary, self._norm = base.embed_tokens, base.rotary_emb, base.norm
         self._head: Any = model.get_output_embeddings()
+        self._spare_logits: Tensor | None = None  # a step's, for the next: fresh memory costs more than the product
         self._layers = [
             _Layer(
                 attention=layer.self_attn,
@@ -110,7 +117,7 @@ class PackedDecoder:
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, kernels: TrainingKernels, *, add_gradient: AddGradient | None = None
+        cls, model: PreTrainedModel, kernels: TrainingKernels, *, gradients: Gradients | None = None
     ) -> tuple[Self | None, str]:
         """For this model, which reads packed rows; or None and why it trains through autograd."""
         weight = next(model.parameters())
@@ -121,7 +128,7 @@ class PackedDecoder:
         (packed,) = pack(probe_sequences(vocabulary_size(model)), 1_000)
         with torch.no_grad(), _recorded() as shapes:
             expected_M, _ = token_logps(model, packed, 1.0)
-        decoder = cls(model, kernels=kernels, shapes=shapes, add_gradient=add_gradient)
+        decoder = cls(model, kernels=kernels, shapes=shapes, gradients=gradients)
         with torch.no_grad():
             difference_M = (decoder.token_logps(packed, 1.0)[0] - expected_M).abs()
         is_fp32 = weight.dtype == torch.float32
@@ -133,7 +140,7 @@ class PackedDecoder:
     def token_logps(self, packed: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each trained token, float32 [M]; only the first carries gradient."""
         check_tokens(packed, vocabulary_size(self._model))
-        if self._add is None or not torch.is_grad_enabled():
+        if self._gradients is None or not torch.is_grad_enabled():
             with torch.no_grad():
                 return self._forward(packed, temperature, keep=False)[:2]
         anchor = torch.zeros((), requires_grad=True)  # autograd calls back only where something wants a gradient
@@ -182,22 +189,29 @@ class PackedDecoder:
         """Keeps the logits where all fit, so that the backward pass need not make them again."""
         weight_VD = self._head.weight.detach()
         normed_MD = self._rms_norm(run.last_ND.index_select(0, run.predictor_M), self._norm)
-        found = []
-        chunks = self._chunks(len(normed_MD))
+        chunks, found = self._chunks(len(normed_MD), keep=keep), []
+        if keep and len(chunks) == 1:
+            run.logits_MV = self._room_for_logits(len(normed_MD))
         for chunk in chunks:
-            logits = torch.mm(normed_MD[chunk], weight_VD.t())
+            logits = torch.mm(normed_MD[chunk], weight_VD.t(), out=run.logits_MV)
             found.append(self._kernels.token_logps(logits, run.target_M[chunk], run.temperature))
-            if keep and len(chunks) == 1:
-                run.logits_MV = logits
         logp_M, entropy_M, run.normaliser_M = (torch.cat(part) for part in zip(*found, strict=True))
         return logp_M, entropy_M
 
-    def _chunks(self, num: int) -> list[slice]:
-        """Rows of logits that are made at a time: all, where they may be kept."""
+    def _chunks(self, num: int, *, keep: bool) -> list[slice]:
+        """Rows of logits that are made at a time: all, where they are to be kept and may."""
         weight = self._head.weight
         row_bytes = len(weight) * weight.element_size()
-        step = num if num * row_bytes <= KEEP_BYTES else max(1, CHUNK_BYTES // row_bytes)
+        step = num if keep and num * row_bytes <= KEEP_BYTES else max(1, CHUNK_BYTES // row_bytes)
         return [slice(at, min(num, at + step)) for at in range(0, num, step)]
+
+    def _room_for_logits(self, num: int) -> Tensor:
+        """For rows of logits, until `_head_backward` gives it back."""
+        spare, self._spare_logits = self._spare_logits, None
+        if spare is None or len(spare) < num:
+            weight = self._head.weight
+            spare = torch.empty(num, len(weight), dtype=weight.dtype)
+        return spare[:num]
 
     def _backward(self, run: _Pass, grad_M: Tensor) -> None:
         grad_ND = self._head_backward(run, grad_M)
@@ -211,15 +225,15 @@ class PackedDecoder:
         selected_MD = run.last_ND.index_select(0, run.predictor_M)
         normed_MD = self._rms_norm(selected_MD, self._norm)
         grad_normed_MD = torch.empty_like(normed_MD)
-        for chunk in self._chunks(len(normed_MD)):
+        for chunk in self._chunks(len(normed_MD), keep=True):
             logits = run.logits_MV if run.logits_MV is not None else torch.mm(normed_MD[chunk], weight_VD.t())
             assert run.normaliser_M is not None
             kernels.token_logps_grad(
                 logits, run.target_M[chunk], run.normaliser_M[chunk], grad_M[chunk], run.temperature
             )
             torch.mm(logits, weight_VD, out=grad_normed_MD[chunk])
-            self._give(self._head.weight, torch.mm(logits.t(), normed_MD[chunk]))
-        run.logits_MV = None
+            self._give_product(self._head.weight, logits, normed_MD[chunk])
+        run.logits_MV, self._spare_logits = None, run.logits_MV
         grad_MD = torch.zeros_like(selected_MD)
         self._norm_backward(self._norm, selected_MD, grad_normed_MD, grad_MD)
         # In float32: the end of a prompt predicts the first token of every answer.
@@ -231,14 +245,14 @@ class PackedDecoder:
         kernels, attention, mlp = self._kernels, layer.attention, layer.mlp
         product = torch.mm(grad, mlp.down_proj.weight.detach())
         kernels.gate_grad(kept.gates, product)
-        self._give(mlp.down_proj.weight, torch.mm(grad.t(), product))
+        self._give_product(mlp.down_proj.weight, grad, product)
         self._give_joint(
             (mlp.gate_proj.weight, mlp.up_proj.weight),
             torch.mm(kept.gates.t(), self._rms_norm(kept.y, layer.norms[1])),
         )
         self._norm_backward(layer.norms[1], kept.y, torch.mm(kept.gates, layer.gate_up), grad)
 
-        self._give(attention.o_proj.weight, torch.mm(grad.t(), kept.attended[0]))
+        self._give_product(attention.o_proj.weight, grad, kept.attended[0])
         grad_attended = torch.mm(grad, attention.o_proj.weight.detach())
         turned = kept.joint if layer.head_norms is None else self._turned(layer, kept.joint, run.turn)
         grad_joint = kernels.attend_grad(run.rows, turned, layer.shape, kept.attended, grad_attended)
@@ -275,9 +289,15 @@ class PackedDecoder:
         self._give(norm.weight, self._kernels.rms_norm_grad(x, norm.weight, norm.variance_epsilon, given, into))
 
     def _give(self, parameter: nn.Parameter, gradient: Tensor, rows: Tensor | None = None) -> None:
-        assert self._add is not None
+        assert self._gradients is not None
         if parameter.requires_grad:
-            self._add(parameter, gradient, rows)
+            self._gradients.add_gradient(parameter, gradient, rows)
+
+    def _give_product(self, parameter: nn.Parameter, given: Tensor, x: Tensor) -> None:
+        """The gradient of a weight from the gradient [N, out] of its product with x [N, in]."""
+        assert self._gradients is not None
+        if parameter.requires_grad:
+            self._gradients.add_gradient(parameter, torch.mm(given.t(), x, out=self._gradients.room(parameter)))
 
     def _give_joint(self, parameters: tuple[nn.Parameter, ...], gradient: Tensor) -> None:
         for parameter, part in zip(parameters, gradient.split([len(each) for each in parameters]), strict=True):
@@ -285,7 +305,7 @@ class PackedDecoder:
 
 
 class _TokenLogps(torch.autograd.Function):
-    """Ties the pass to autograd: the loss's gradient comes in, parameters' gradients go to `add_gradient`."""
+    """Ties the pass to autograd: the loss's gradient comes in, the parameters' go to MasterWeights."""
 
     @staticmethod
     def forward(
