@@ -251,3 +251,10 @@ def test_norm_of_all_numbers(dtype: torch.dtype) -> None:
     assert math.isnan(kernels().norm(tensors))
     tensors[1][2] = torch.inf
     assert kernels().norm(tensors) == math.inf
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (8, 8), (64, 16), (7, 9), (65, 23), (300, 576)])
+def test_turning(shape: tuple[int, int]) -> None:
+    x = random(*shape, seed=0, dtype=torch.bfloat16)
+    assert torch.equal(kernels().turned(x), x.t())
+    assert torch.equal(kernels().turned(x.float()), x.float().t())

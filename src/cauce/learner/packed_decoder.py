@@ -232,7 +232,7 @@ class PackedDecoder:
                 logits, run.target_M[chunk], run.normaliser_M[chunk], grad_M[chunk], run.temperature
             )
             torch.mm(logits, weight_VD, out=grad_normed_MD[chunk])
-            self._give_product(self._head.weight, logits, normed_MD[chunk])
+            self._give_product(self._head.weight, logits.t(), normed_MD[chunk])
         run.logits_MV, self._spare_logits = None, run.logits_MV
         grad_MD = torch.zeros_like(selected_MD)
         self._norm_backward(self._norm, selected_MD, grad_normed_MD, grad_MD)
@@ -245,14 +245,14 @@ class PackedDecoder:
         kernels, attention, mlp = self._kernels, layer.attention, layer.mlp
         product = torch.mm(grad, mlp.down_proj.weight.detach())
         kernels.gate_grad(kept.gates, product)
-        self._give_product(mlp.down_proj.weight, grad, product)
+        self._give_product(mlp.down_proj.weight, kernels.turned(grad), product)
         self._give_joint(
             (mlp.gate_proj.weight, mlp.up_proj.weight),
-            torch.mm(kept.gates.t(), self._rms_norm(kept.y, layer.norms[1])),
+            torch.mm(kernels.turned(kept.gates), self._rms_norm(kept.y, layer.norms[1])),
         )
         self._norm_backward(layer.norms[1], kept.y, torch.mm(kept.gates, layer.gate_up), grad)
 
-        self._give_product(attention.o_proj.weight, grad, kept.attended[0])
+        self._give_product(attention.o_proj.weight, grad.t(), kept.attended[0])
         grad_attended = torch.mm(grad, attention.o_proj.weight.detach())
         turned = kept.joint if layer.head_norms is None else self._turned(layer, kept.joint, run.turn)
         grad_joint = kernels.attend_grad(run.rows, turned, layer.shape, kept.attended, grad_attended)
@@ -294,10 +294,10 @@ class PackedDecoder:
             self._gradients.add_gradient(parameter, gradient, rows)
 
     def _give_product(self, parameter: nn.Parameter, given: Tensor, x: Tensor) -> None:
-        """The gradient of a weight from the gradient [N, out] of its product with x [N, in]."""
+        """The gradient of a weight from the turned gradient [out, N] of its product with x [N, in]."""
         assert self._gradients is not None
         if parameter.requires_grad:
-            self._gradients.add_gradient(parameter, torch.mm(given.t(), x, out=self._gradients.room(parameter)))
+            self._gradients.add_gradient(parameter, torch.mm(given, x, out=self._gradients.room(parameter)))
 
     def _give_joint(self, parameters: tuple[nn.Parameter, ...], gradient: Tensor) -> None:
         for parameter, part in zip(parameters, gradient.split([len(each) for each in parameters]), strict=True):

@@ -4,6 +4,10 @@
 
 #include <vector>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "numbers.h"
 
 namespace {
@@ -11,6 +15,38 @@ namespace {
 constexpr int64_t FEW = 65536;  // numbers that one thread is done with before another would have woken
 
 inline int32_t threads_for(int64_t count, int32_t threads) { return count > FEW ? threads : 1; }
+
+#if defined(__SSE2__)
+
+// A square of 8 by 8 numbers of 16 bits, turned.
+inline void turn_square(const bf16* from, int64_t stride, bf16* to, int64_t to_stride) {
+    __m128i a[8], b[8];
+    for (int64_t i = 0; i < 8; ++i) a[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * stride));
+    for (int64_t i = 0; i < 4; ++i) {
+        b[2 * i] = _mm_unpacklo_epi16(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm_unpackhi_epi16(a[2 * i], a[2 * i + 1]);
+    }
+    for (int64_t i = 0; i < 8; i += 4) {
+        a[i] = _mm_unpacklo_epi32(b[i], b[i + 2]);
+        a[i + 1] = _mm_unpackhi_epi32(b[i], b[i + 2]);
+        a[i + 2] = _mm_unpacklo_epi32(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm_unpackhi_epi32(b[i + 1], b[i + 3]);
+    }
+    for (int64_t i = 0; i < 4; ++i) {
+        b[2 * i] = _mm_unpacklo_epi64(a[i], a[i + 4]);
+        b[2 * i + 1] = _mm_unpackhi_epi64(a[i], a[i + 4]);
+    }
+    for (int64_t i = 0; i < 8; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * to_stride), b[i]);
+}
+
+#else
+
+inline void turn_square(const bf16* from, int64_t stride, bf16* to, int64_t to_stride) {
+    for (int64_t i = 0; i < 8; ++i)
+        for (int64_t j = 0; j < 8; ++j) to[j * to_stride + i] = from[i * stride + j];
+}
+
+#endif
 
 // Rotates heads in place by their positions, or back: forward (x cos + turned(x) sin), back its transpose.
 template <class T>
@@ -266,5 +302,24 @@ FOR_BOTH(LOGPS)
 FOR_BOTH(LOGPS_GRAD)
 FOR_BOTH(SUM_SQUARES)
 FOR_BOTH(ADAMW)
+
+// out [D, N] = x [N, D], turned. Products read a matrix that lies the right way twice as fast.
+void turn_bf16(const bf16* x, bf16* out, int64_t rows, int64_t width, int32_t threads) {
+    constexpr int64_t SQUARE = 8, BAND = 64;  // a band of rows is written as whole cache lines
+#pragma omp parallel for num_threads(threads_for(rows * width, threads)) schedule(static)
+    for (int64_t band = 0; band < (rows + BAND - 1) / BAND; ++band) {
+        const int64_t last = std::min(rows, (band + 1) * BAND);
+        for (int64_t j = 0; j < width; j += SQUARE)
+            for (int64_t i = band * BAND; i < last; i += SQUARE) {
+                if (i + SQUARE <= last && j + SQUARE <= width) {
+                    turn_square(x + i * width + j, width, out + j * rows + i, rows);
+                    continue;
+                }
+                for (int64_t row = i; row < std::min(last, i + SQUARE); ++row)
+                    for (int64_t column = j; column < std::min(width, j + SQUARE); ++column)
+                        out[column * rows + row] = x[row * width + column];
+            }
+    }
+}
 
 }  // extern "C"
