@@ -19,7 +19,7 @@ SETTINGS = [
 REWARD = """
 def score(prompts, completions, **columns):
     import time
-    time.sleep(0.2)
+    time.sleep(0.35)  # long enough that a fault of each kind falls due, however fast the rest is
     return [float(len(text) % 3) for text in completions]
 """
 
@@ -30,7 +30,7 @@ def test_nothing_is_lost_and_the_weights_are_those_of_a_run_in_peace(tmp_path: P
     tiny_model(tmp_path / "model")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i} and"}) + "\n" for i in range(200)))
     (tmp_path / "score.py").write_text(REWARD)
-    faults = "rollout=4,reward=4,learner=3,driver=2"
+    faults = "rollout=5,reward=5,learner=4,driver=3"
     command = [sys.executable, "-m", "cauce", "chaos", "grpo", "model.path=model", *SETTINGS, "--folder", "chaos"]
     done = subprocess.run(
         [*command, "--faults", faults, "--seed", "3"],
@@ -48,6 +48,6 @@ def test_nothing_is_lost_and_the_weights_are_those_of_a_run_in_peace(tmp_path: P
     assert {"rollout", "reward", "learner", "driver"} == set(found["by_kind"])
     ends = [fault["time"] for fault in found["faults"] if fault["kind"] == "driver"]
     for fault in found["faults"]:  # one that its driver lived to see the end of
-        if not any(0 < end - fault["time"] < 20 for end in ends) and fault is not found["faults"][-1]:
-            assert fault["replaced_s"] < 20, fault
+        if not any(0 < end - fault["time"] < 30 for end in ends) and fault is not found["faults"][-1]:
+            assert fault["replaced_s"] < 30, fault
     assert 0 < found["effective"] < 1

@@ -234,9 +234,21 @@ def test_what_a_kill_left_to_redo_counts_towards_the_next_checkpoint(
         train_locally(straight.parent / "model", run, run__plans=PLANS, observer=Watcher(kill_after=2), **shape)
     with sqlite3.connect(run / "journal.db") as db:
         db.execute("UPDATE plan SET metrics = json_set(metrics, '$.\"time/learn\"', 40.0)")
-    resume_locally(run, rows=ROWS, overrides=["checkpoint.max_redo_s=70"])
+    resume_locally(run, rows=ROWS, overrides=["checkpoint.max_redo_s=80.0001"])  # twice 40, and a bit of plan 3
     with Journal.read_only(run) as journal:
         assert [record.plan for record in journal.checkpoints()] == [3, 4]
+
+
+def test_a_checkpoint_that_a_kill_came_before_is_made_at_the_resume(
+    local: type[LocalSession], straight: Path, tmp_path: Path
+) -> None:
+    run, shape = tmp_path / "run", {**SHAPE, "checkpoint__every": 2}
+    with pytest.raises(Killed):  # plan 2 is applied, its checkpoint is not there
+        train_locally(straight.parent / "model", run, run__plans=PLANS, observer=Watcher(kill_after=2), **shape)
+    assert not list((run / "checkpoints").glob("plan_*"))
+    resume_locally(run, rows=ROWS, overrides=["checkpoint.keep=9"])
+    with Journal.read_only(run) as journal:
+        assert [record.plan for record in journal.checkpoints()] == [2, 4]
 
 
 def test_a_false_checksum_is_found_and_named_with_its_plan(

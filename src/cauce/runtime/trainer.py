@@ -116,6 +116,7 @@ class Trainer:
         """The run, plan by plan. The first learner is made like one in place of another: from the record."""
         self.prune_checkpoints()  # a kill may have come between a record and its pruning
         self.publish()
+        self.checkpoint_if_due()  # ... or between the last plan and the checkpoint that it was due
         if self.version == 0 and self.recipe.eval.at_start:
             self.evaluate()
         self.finish_planned()
