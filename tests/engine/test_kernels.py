@@ -76,7 +76,7 @@ class Case:
             made[name] = random(rows, capacity, self.key_heads, width, seed=self.seed + 4 + number, dtype=dtype)
         return made
 
-    def run(self, given: dict[str, Tensor], *, window: int | None, normed: bool, in_tiles: bool = True) -> Tensor:
+    def run(self, given: dict[str, Tensor], *, window: int | None, normed: bool) -> Tensor:
         """By the kernel, which writes the new keys and values into the answers of `given`."""
         prompts, answers = RowCache(), RowCache()
         for cache, name in ((prompts, "prompt"), (answers, "answer")):
@@ -90,7 +90,6 @@ class Case:
             prompt_S=self.prompt_S,
             prompt_row_S=self.prompt_row_S,
         )
-        plan._call.in_tiles = in_tiles and kernels().has_tiles
         norms = tuple(_Norm(given[name]) for name in ("query_norm", "key_norm")) if normed else None
         asked = Asked(
             layer=0,
@@ -150,7 +149,7 @@ def _normed(heads: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 39)), min_size=1, max_size=5),
     key_heads=st.integers(1, 3),
-    shared=st.integers(1, 4),
+    shared=st.integers(1, 5),
     width=st.sampled_from([8, 32, 64, 80, 128, 256]),
     window=st.sampled_from([None, 1, 7, 30]),
     normed=st.booleans(),
@@ -173,8 +172,6 @@ def test_attention(
     found = case.run(tensors, window=window, normed=normed)
     # In bf16 a query that rounds the other way moves a score by its last bit, and that a weight by as much.
     assert float((found.double() - expected).abs().max()) <= (1e-5 if dtype == torch.float32 else 0.06)
-    plain = case.run(tensors, window=window, normed=normed, in_tiles=False)
-    assert float((found.double() - plain.double()).abs().max()) <= (0.0 if dtype == torch.float32 else 0.02)
     value = tensors["joint"].view(len(lengths), -1, width)[:, -key_heads:]
     for s, (_, answer) in enumerate(lengths):
         torch.testing.assert_close(tensors["answer_values"][s, answer], value[s], rtol=0, atol=0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cauce.engine.cache import RowCache
-from cauce.engine.kernels import MOST_SHARED_HEADS, Attention, Kernels, with_room
+from cauce.engine.kernels import Attention, Kernels, with_room
 from cauce.engine.slots import SlotTable
 
 
@@ -54,7 +54,6 @@ class KernelPlan:
             answer_capacity=answers.capacity,
             prompt_capacity=prompts.capacity,
             threads=torch.get_num_threads(),
-            in_tiles=kernels.has_tiles,
         )
 
     @classmethod
@@ -91,8 +90,3 @@ class KernelPlan:
         call.scaling, call.window = asked.scaling, asked.window or 0
         self._kernels.attend(call, joint.dtype)
         return out
-
-
-def can_attend(heads: int, key_heads: int) -> bool:
-    """Whether the kernel has room for so many query heads of one key head."""
-    return heads // key_heads <= MOST_SHARED_HEADS

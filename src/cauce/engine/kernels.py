@@ -37,7 +37,6 @@ OPENMP_LIBRARIES = ("libgomp", "libiomp5", "libomp")
 COMPILE_TIMEOUT_S = 120.0
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bf16"}
 
-MOST_SHARED_HEADS = 64  # query heads for one key head: the size of an array in attention.cpp
 TILE_ROWS = 32  # what reads rows of a product reads so many at a time
 TILE_SIZE = 32  # inputs and outputs of a product in tiles are multiples of it
 
@@ -69,7 +68,7 @@ class Attention(ctypes.Structure):
             for name in ("rows", "heads", "key_heads", "width", "answer_capacity", "prompt_capacity", "window")
         ),
         *((name, ctypes.c_float) for name in ("scaling", "query_epsilon", "key_epsilon")),
-        *((name, ctypes.c_int32) for name in ("threads", "in_tiles")),
+        ("threads", ctypes.c_int32),
     )
 
 

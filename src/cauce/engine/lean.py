@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from cauce.engine.attention import PLAN, AttentionPlan, Heads, PrefillPlan
-from cauce.engine.kernel_plan import Asked, KernelPlan, can_attend
+from cauce.engine.kernel_plan import Asked, KernelPlan
 from cauce.engine.kernels import Kernels, can_tile
 from cauce.engine.prepack import can_pack
 from cauce.engine.products import OneDnnProducts, Products, TileProducts
@@ -127,8 +127,7 @@ class LeanDecoder:
     @property
     def attends_in_kernel(self) -> bool:
         """Whether a decode step may hand this forward a KernelPlan."""
-        num_heads, num_keys, _ = self._heads
-        return self._kernels is not None and can_attend(num_heads, num_keys)
+        return self._kernels is not None
 
     def __call__(
         self, ids_BT: Tensor, position_BT: Tensor, plan: AttentionPlan | KernelPlan, *, keep: Tensor | int

@@ -1,11 +1,8 @@
 // Attention of one layer in a decode step: head norms, rotary positions, the new key and value, and a softmax over the
-// prompt and the answer of each sample. S rows of the batch, H query heads, Hk key heads, R = H / Hk, E width of a head.
+// prompt and the answer of each sample. S rows of the batch, H query heads, Hk key heads, E width of a head.
 
-#include <type_traits>
-#include <vector>
-
+#include "lanes.h"
 #include "numbers.h"
-#include "tiles.h"
 
 extern "C" {
 
@@ -27,14 +24,14 @@ struct Attention {
     int64_t rows, heads, key_heads, width, answer_capacity, prompt_capacity;
     int64_t window;             // 0: none; else only so many last positions are attended to
     float scaling, query_epsilon, key_epsilon;
-    int32_t threads, in_tiles;
+    int32_t threads;
 };
 
 }  // extern "C"
 
 namespace {
 
-constexpr int64_t BLOCK_KEYS = 16;
+constexpr int64_t MOST_TOGETHER = 3;  // heads whose sums stay in registers
 
 // Rotated by its position, and rounded as a model of this dtype rounds it.
 template <class T>
@@ -52,160 +49,151 @@ void rotate(const T* x, const T* norm, float epsilon, const T* cosine, const T* 
     }
 }
 
-// Scores of R queries [R, E] with `count` keys that lie `stride` apart; scores[r] has room for all of them.
+// One sample's heads and the scratch memory of a thread. Keys and values of all heads of a token lie together and are
+// read together, in the order of memory.
+struct Sample {
+    int64_t heads, key_heads, width, room;
+    float scaling;
+    float *queries;  // [H, E]
+    float *scores;   // [H, room]
+    float *sums;     // [H, E]
+    float *wide;     // [LANES, Hk, E]: a block of keys or values
+    float *totals;   // [H]
+
+    int64_t stride() const { return key_heads * width; }
+    int64_t shared() const { return heads / key_heads; }
+    // Heads from this one on that read the same key head, as many as have room in registers.
+    int64_t num_together(int64_t head) const { return std::min(MOST_TOGETHER, shared() - head % shared()); }
+};
+
+// Scores of NUM queries [NUM, E] of one key head with LANES keys that lie `stride` apart; each key is read once.
+template <int WIDTH, int NUM>
+void score_block(const Sample& a, const float* queries, const float* keys, float* scores) {
+    Lanes sums[NUM][LANES];
+    for (int64_t k = 0; k < LANES; ++k) {
+        const float* key = keys + k * a.stride();
+        for (int n = 0; n < NUM; ++n) sums[n][k] = lanes(queries + n * WIDTH) * lanes(key);
+        for (int i = LANES; i < WIDTH; i += LANES)
+            for (int n = 0; n < NUM; ++n) sums[n][k] += lanes(queries + n * WIDTH + i) * lanes(key + i);
+    }
+    for (int n = 0; n < NUM; ++n) store(sum_of_each(sums[n]) * a.scaling, scores + n * a.room);
+}
+
+// Adds `count` values that lie `stride` apart, weighted, to the sums [NUM, E] of one key head; each is read once.
+template <int WIDTH, int NUM>
+void add_block(const Sample& a, const float* weights, const float* values, int64_t count, float* into) {
+    Lanes sums[NUM][WIDTH / LANES];  // in registers
+    std::memcpy(sums, into, sizeof sums);
+    for (int64_t k = 0; k < count; ++k)
+        for (int n = 0; n < NUM; ++n)
+            for (int i = 0; i < WIDTH / LANES; ++i)
+                sums[n][i] += weights[n * a.room + k] * lanes(values + k * a.stride() + i * LANES);
+    std::memcpy(into, sums, sizeof sums);
+}
+
+// scores[h][at ...] of the queries with `count` keys [count, Hk, E]; written in whole blocks of LANES.
 template <class T, int WIDTH>
-void score(const float* queries, int64_t shared, const T* keys, int64_t stride, int64_t count, float scaling,
-           float* scores, int64_t room, float* wide, int64_t given_width) {
-    const int64_t width = WIDTH > 0 ? WIDTH : given_width;
-    for (int64_t first = 0; first < count; first += BLOCK_KEYS) {
-        const int64_t block = std::min(BLOCK_KEYS, count - first);
-        for (int64_t k = 0; k < block; ++k) {
-            const T* key = keys + (first + k) * stride;
-#pragma omp simd
-            for (int64_t i = 0; i < width; ++i) wide[k * width + i] = widen(key[i]);
-        }
-        for (int64_t r = 0; r < shared; ++r) {
-            const float* query = queries + r * width;
-            for (int64_t k = 0; k < block; ++k) {
-                float sum = 0.0f;
+void score(const Sample& a, const T* keys, int64_t count, int64_t at) {
+    for (int64_t first = 0; first < count; first += LANES) {
+        const int64_t block = std::min(LANES, count - first);
+        widen_all(keys + first * a.stride(), block * a.stride(), a.wide);
+        for (int64_t h = 0, n = 1; h < a.heads; h += n) {
+            const float *query = a.queries + h * a.width, *key = a.wide + h / a.shared() * a.width;
+            float* into = a.scores + h * a.room + at + first;
+            if constexpr (WIDTH > 0) {
+                n = a.num_together(h);
+                const auto of = n == 3 ? score_block<WIDTH, 3> : n == 2 ? score_block<WIDTH, 2> : score_block<WIDTH, 1>;
+                of(a, query, key, into);
+            } else {
+                for (int64_t k = 0; k < block; ++k) {
+                    float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-                for (int64_t i = 0; i < width; ++i) sum += query[i] * wide[k * width + i];
-                scores[r * room + first + k] = sum * scaling;
+                    for (int64_t i = 0; i < a.width; ++i) sum += query[i] * key[k * a.stride() + i];
+                    into[k] = sum * a.scaling;
+                }
             }
         }
     }
 }
 
-#if HAS_TILES
-
-// As `score`, sixteen keys at a time; there are at least so many at `keys`, though fewer may be asked for.
-void score_in_tiles(const bf16* queries, int64_t shared, const bf16* keys, int64_t stride, int64_t count, float scaling,
-                    float* scores, int64_t room, int64_t width) {
-    // The right side of the product, a column for each query. What is in the other columns is not read.
-    alignas(64) uint32_t pairs[MOST_TILE_STEPS][TILE_ROWS][16];
-    alignas(64) float sums[TILE_ROWS][16];
-    const int64_t steps = width / TILE_K;
-    for (int64_t r = 0; r < shared; ++r) {
-        uint32_t query[MOST_TILE_STEPS * TILE_ROWS];
-        std::memcpy(query, queries + r * width, width * sizeof(bf16));
-        for (int64_t i = 0; i < width / 2; ++i) pairs[i / TILE_ROWS][i % TILE_ROWS][r] = query[i];
-    }
-    for (int64_t from = 0; from < count; from += TILE_ROWS) {
-        const int64_t first = std::max<int64_t>(0, std::min(from, count - TILE_ROWS));  // the last are read with others
-        _tile_zero(0);
-        for (int64_t k = 0; k < steps; ++k) {
-            _tile_loadd(1, keys + first * stride + k * TILE_K, stride * 2);
-            _tile_loadd(2, pairs[k], 64);
-            _tile_dpbf16ps(0, 1, 2);
-        }
-        _tile_stored(0, sums, 64);
-        const int64_t block = std::min(TILE_ROWS, count - first);
-        for (int64_t r = 0; r < shared; ++r)
-            for (int64_t k = 0; k < block; ++k) scores[r * room + first + k] = sums[k][r] * scaling;
-    }
-}
-
-#endif
-
-// Adds weights[r] times `count` values that lie `stride` apart to sums [R, E].
+// Adds `count` values [count, Hk, E], weighted with scores[h][at ...], to the sums.
 template <class T, int WIDTH>
-void add_values(const float* weights, int64_t room, int64_t shared, const T* values, int64_t stride, int64_t count,
-                float* sums, float* wide, int64_t given_width) {
-    const int64_t width = WIDTH > 0 ? WIDTH : given_width;
-    for (int64_t first = 0; first < count; first += BLOCK_KEYS) {
-        const int64_t block = std::min(BLOCK_KEYS, count - first);
-        for (int64_t k = 0; k < block; ++k) {
-            const T* value = values + (first + k) * stride;
-#pragma omp simd
-            for (int64_t i = 0; i < width; ++i) wide[k * width + i] = widen(value[i]);
-        }
-        for (int64_t r = 0; r < shared; ++r) {
-            const float* weight = weights + r * room + first;
-            if constexpr (WIDTH > 0) {  // in an array of known size, which stays in registers
-                float sum[WIDTH];
-                std::memcpy(sum, sums + r * WIDTH, sizeof sum);
-                for (int64_t k = 0; k < block; ++k)
-#pragma omp simd
-                    for (int64_t i = 0; i < WIDTH; ++i) sum[i] += weight[k] * wide[k * WIDTH + i];
-                std::memcpy(sums + r * WIDTH, sum, sizeof sum);
+void add_values(const Sample& a, const T* values, int64_t count, int64_t at) {
+    for (int64_t first = 0; first < count; first += LANES) {
+        const int64_t block = std::min(LANES, count - first);
+        widen_all(values + first * a.stride(), block * a.stride(), a.wide);
+        for (int64_t h = 0, n = 1; h < a.heads; h += n) {
+            const float *weight = a.scores + h * a.room + at + first, *value = a.wide + h / a.shared() * a.width;
+            float* into = a.sums + h * a.width;
+            if constexpr (WIDTH > 0) {
+                n = a.num_together(h);
+                const auto of = n == 3 ? add_block<WIDTH, 3> : n == 2 ? add_block<WIDTH, 2> : add_block<WIDTH, 1>;
+                of(a, weight, value, block, into);
             } else {
                 for (int64_t k = 0; k < block; ++k)
 #pragma omp simd
-                    for (int64_t i = 0; i < width; ++i) sums[r * width + i] += weight[k] * wide[k * width + i];
+                    for (int64_t i = 0; i < a.width; ++i) into[i] += weight[k] * value[k * a.stride() + i];
             }
         }
     }
 }
 
-// Weights exp(score - largest) in place of scores; returns their sum.
+// Weights exp(score - largest) in place of scores; returns their sum. There is room for whole blocks.
 float to_weights(float* scores, int64_t count) {
-    float largest = -INFINITY, sum = 0.0f;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < count; ++i) largest = std::max(largest, scores[i]);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; ++i) {
-        scores[i] = exp_of(scores[i] - largest);
-        sum += scores[i];
+    const int64_t whole = (count + LANES - 1) / LANES * LANES;
+    std::fill(scores + count, scores + whole, -INFINITY);
+    Lanes most = lanes(scores), sums = {};
+    for (int64_t i = LANES; i < whole; i += LANES) most = larger(most, lanes(scores + i));
+    const float largest = largest_of(most);
+    for (int64_t i = 0; i < whole; i += LANES) {
+#pragma omp simd
+        for (int64_t j = i; j < i + LANES; ++j) scores[j] = exp_of(scores[j] - largest);
+        sums += lanes(scores + i);
     }
-    return sum;
+    return sum_of(sums);
 }
 
 template <class T, int WIDTH>
-void attend_one(const Attention& a, int64_t s, int64_t h, int64_t room, float* scratch) {
-    const int64_t width = a.width, shared = a.heads / a.key_heads, stride = a.key_heads * width;
-    float* queries = scratch;                  // [R, E]
-    float* sums = queries + shared * width;    // [R, E]
-    float* wide = sums + shared * width;       // [BLOCK_KEYS, E]
-    float* scores = wide + BLOCK_KEYS * width; // [R, room]
-    T* turned = reinterpret_cast<T*>(scores + shared * room);  // [R, E]
-    T* normed = turned + shared * width;
+void attend_one(const Attention& a, int64_t s, int64_t room, float* scratch) {
+    const int64_t width = a.width, stride = a.key_heads * width;
+    Sample sample{a.heads, a.key_heads, width, room, a.scaling};
+    sample.queries = scratch;
+    sample.sums = sample.queries + a.heads * width;
+    sample.wide = sample.sums + a.heads * width;
+    sample.scores = sample.wide + LANES * stride;
+    sample.totals = sample.scores + a.heads * room;
+    T* turned = reinterpret_cast<T*>(sample.totals + a.heads);  // [E]
+    T* normed = turned + width;
     const T* joint = static_cast<const T*>(a.joint) + s * (a.heads + 2 * a.key_heads) * width;
     const T* cosine = static_cast<const T*>(a.cosine) + s * width;
     const T* sine = static_cast<const T*>(a.sine) + s * width;
-    for (int64_t r = 0; r < shared; ++r) {
-        T* query = turned + r * width;
-        rotate(joint + (h * shared + r) * width, static_cast<const T*>(a.query_norm), a.query_epsilon, cosine, sine,
-               normed, query, width);
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) queries[r * width + i] = widen(query[i]);
+    for (int64_t h = 0; h < a.heads; ++h) {
+        rotate(joint + h * width, static_cast<const T*>(a.query_norm), a.query_epsilon, cosine, sine, normed, turned, width);
+        widen_all(turned, width, sample.queries + h * width);
     }
     const int64_t length = a.answer_length[s], before = a.prompt_length[s];
-    T* answer_keys = static_cast<T*>(a.answer_keys) + s * a.answer_capacity * stride + h * width;
-    T* answer_values = static_cast<T*>(a.answer_values) + s * a.answer_capacity * stride + h * width;
-    rotate(joint + (a.heads + h) * width, static_cast<const T*>(a.key_norm), a.key_epsilon, cosine, sine, normed,
-           answer_keys + length * stride, width);
-    std::memcpy(answer_values + length * stride, joint + (a.heads + a.key_heads + h) * width, width * sizeof(T));
+    T* answer_keys = static_cast<T*>(a.answer_keys) + s * a.answer_capacity * stride;
+    T* answer_values = static_cast<T*>(a.answer_values) + s * a.answer_capacity * stride;
+    for (int64_t h = 0; h < a.key_heads; ++h)
+        rotate(joint + (a.heads + h) * width, static_cast<const T*>(a.key_norm), a.key_epsilon, cosine, sine, normed,
+               answer_keys + length * stride + h * width, width);
+    std::memcpy(answer_values + length * stride, joint + (a.heads + a.key_heads) * width, stride * sizeof(T));
 
     const int64_t hidden = a.window > 0 ? std::max<int64_t>(0, before + length + 1 - a.window) : 0;
     const int64_t first_prompt = std::min(hidden, before), first_answer = std::max<int64_t>(0, hidden - before);
     const int64_t num_prompt = before - first_prompt, num_answer = length + 1 - first_answer;
-    const int64_t prompt_at = (a.prompt_row[s] * a.prompt_capacity + first_prompt) * stride + h * width;
-    const T* prompt_keys = static_cast<const T*>(a.prompt_keys) + prompt_at;
-    const T* prompt_values = static_cast<const T*>(a.prompt_values) + prompt_at;
-    answer_keys += first_answer * stride;
-    answer_values += first_answer * stride;
-
-    const auto score_all = [&](const T* keys, int64_t count, [[maybe_unused]] int64_t left, float* into) {
-#if HAS_TILES
-        if constexpr (std::is_same_v<T, bf16>) {
-            if (a.in_tiles && shared <= 16 && width % TILE_K == 0 && width <= MOST_TILE_STEPS * TILE_K && left >= TILE_ROWS)
-                return score_in_tiles(turned, shared, keys, stride, count, a.scaling, into, room, width);
-        }
-#endif
-        score<T, WIDTH>(queries, shared, keys, stride, count, a.scaling, into, room, wide, width);
-    };
-    score_all(prompt_keys, num_prompt, a.prompt_capacity - first_prompt, scores);
-    score_all(answer_keys, num_answer, a.answer_capacity - first_answer, scores + num_prompt);
-    std::fill(sums, sums + shared * width, 0.0f);
-    float total[64];
-    for (int64_t r = 0; r < shared; ++r) total[r] = to_weights(scores + r * room, num_prompt + num_answer);
-    add_values<T, WIDTH>(scores, room, shared, prompt_values, stride, num_prompt, sums, wide, width);
-    add_values<T, WIDTH>(scores + num_prompt, room, shared, answer_values, stride, num_answer, sums, wide, width);
-    T* out = static_cast<T*>(a.out) + (s * a.heads + h * shared) * width;
-    for (int64_t r = 0; r < shared; ++r) {
-        const float scale = 1.0f / total[r];
+    const int64_t prompt_at = (a.prompt_row[s] * a.prompt_capacity + first_prompt) * stride;
+    score<T, WIDTH>(sample, static_cast<const T*>(a.prompt_keys) + prompt_at, num_prompt, 0);
+    score<T, WIDTH>(sample, answer_keys + first_answer * stride, num_answer, num_prompt);
+    for (int64_t h = 0; h < a.heads; ++h) sample.totals[h] = to_weights(sample.scores + h * room, num_prompt + num_answer);
+    std::fill(sample.sums, sample.sums + a.heads * width, 0.0f);
+    add_values<T, WIDTH>(sample, static_cast<const T*>(a.prompt_values) + prompt_at, num_prompt, 0);
+    add_values<T, WIDTH>(sample, answer_values + first_answer * stride, num_answer, num_prompt);
+    T* out = static_cast<T*>(a.out) + s * a.heads * width;
+    for (int64_t h = 0; h < a.heads; ++h) {
+        const float scale = 1.0f / sample.totals[h];
 #pragma omp simd
-        for (int64_t i = 0; i < width; ++i) round_to(sums[r * width + i] * scale, out[r * width + i]);
+        for (int64_t i = 0; i < width; ++i) round_to(sample.sums[h * width + i] * scale, out[h * width + i]);
     }
 }
 
@@ -213,23 +201,20 @@ template <class T>
 void attend(const Attention& a) {
     int64_t room = 1;
     for (int64_t s = 0; s < a.rows; ++s) room = std::max(room, a.prompt_length[s] + a.answer_length[s] + 1);
-    const int64_t shared = a.heads / a.key_heads;
-    const size_t needed = shared * (2 * a.width + room) + BLOCK_KEYS * a.width + (shared + 1) * a.width;
+    room = (room + 2 * LANES - 1) / LANES * LANES;  // and for a block that begins with the last key
+    const int64_t needed = a.heads * (2 * a.width + room + 1) + LANES * a.key_heads * a.width + 2 * a.width;
 #pragma omp parallel num_threads(a.threads)
     {
-        static thread_local std::vector<float> scratch;
-        [[maybe_unused]] const Tiles tiles;
-        if (scratch.size() < needed) scratch.resize(needed);
+        static thread_local Scratch memory;
+        float* scratch = memory.of<float>(needed);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t s = 0; s < a.rows; ++s) {
-            for (int64_t h = 0; h < a.key_heads; ++h) {
-                if (a.width == 64)
-                    attend_one<T, 64>(a, s, h, room, scratch.data());
-                else if (a.width == 128)
-                    attend_one<T, 128>(a, s, h, room, scratch.data());
-                else
-                    attend_one<T, 0>(a, s, h, room, scratch.data());
-            }
+            if (a.width == 64)
+                attend_one<T, 64>(a, s, room, scratch);
+            else if (a.width == 128)
+                attend_one<T, 128>(a, s, room, scratch);
+            else
+                attend_one<T, 0>(a, s, room, scratch);
         }
     }
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace {
@@ -67,5 +68,29 @@ void norm_row(const T* x, const T* weight, T* out, int64_t width, float epsilon)
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i) round_to(widen(x[i]) * scale * widen(weight[i]), out[i]);
 }
+
+// Memory that grows and is kept from call to call; what was in it is not. It begins with a cache line: to load a wide
+// register across two takes twice the time, and what was just stored has to reach the cache first.
+class Scratch {
+public:
+    Scratch() = default;
+    Scratch(const Scratch&) = delete;
+    ~Scratch() { std::free(memory_); }
+
+    template <class T>
+    T* of(int64_t count) {
+        const size_t size = (count * sizeof(T) + 63) / 64 * 64;
+        if (size > size_) {
+            std::free(memory_);
+            memory_ = std::aligned_alloc(64, size);
+            size_ = size;
+        }
+        return static_cast<T*>(memory_);
+    }
+
+private:
+    void* memory_ = nullptr;
+    size_t size_ = 0;
+};
 
 }  // namespace

@@ -198,13 +198,13 @@ struct Row {
 
     // Turns the rows that `rows(token, h)` gives; run by all threads.
     template <class Rows>
-    void turn(std::vector<T>& turned, Rows rows) const {
+    void turn(T* turned, Rows rows) const {
         const int64_t items = static_cast<int64_t>(segments.size()) * a.key_heads;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < items; ++item) {
             const Segment& segment = segments[item / a.key_heads];
             const int64_t h = item % a.key_heads;
-            T* block = turned.data() + (h * num_blocks + segment.block) * full * KEYS;
+            T* block = turned + (h * num_blocks + segment.block) * full * KEYS;
             std::memset(block, 0, blocks_of(segment.length) * full * KEYS * sizeof(T));
             for (int64_t t = 0; t < segment.length; ++t) {
                 const T* row = rows(segment.start + t, h);
@@ -274,20 +274,20 @@ struct Block {
     }
 };
 
-// Room of one thread; grows, and is kept.
+// Room of one thread, for several arrays at once.
 struct Room {
-    std::vector<char> bytes;
+    Scratch memory;
+    char* base = nullptr;
     size_t used = 0;
 
     template <class Any>
     Any* take(int64_t count) {
         const size_t at = (used + 63) / 64 * 64;
         used = at + count * sizeof(Any);
-        return reinterpret_cast<Any*>(base() + at);
+        return reinterpret_cast<Any*>(base + at);
     }
-    char* base() { return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64); }
     void reserve(size_t size) {
-        if (bytes.size() < size + 64) bytes.resize(size + 64);
+        base = memory.of<char>(size);
         used = 0;
     }
 };
@@ -360,9 +360,9 @@ void forward_block(const Block<T>& block, const T* turned_values, Room& room) {
 
 template <class T, class Math>
 void forward(const PackedAttention& a) {
-    static thread_local std::vector<T> turned;
+    static thread_local Scratch memory;
     const Row<T> row(a);
-    turned.resize(a.key_heads * row.num_blocks * row.full * KEYS);
+    T* turned = memory.of<T>(a.key_heads * row.num_blocks * row.full * KEYS);  // all threads write and read it
     struct Task {
         int64_t segment, h, first, last;
     };
@@ -373,16 +373,15 @@ void forward(const PackedAttention& a) {
             for (int64_t first = 0; first < blocks; first += SLAB)
                 tasks.push_back({s, h, first, std::min(blocks, first + SLAB)});
     }
-    std::vector<T>& all = turned;
 #pragma omp parallel num_threads(row.threads())
     {
         static thread_local Room room;
         [[maybe_unused]] const Tiles tiles;
-        row.turn(all, [&](int64_t token, int64_t h) { return row.values(token, h); });
+        row.turn(turned, [&](int64_t token, int64_t h) { return row.values(token, h); });
 #pragma omp for schedule(dynamic, 1)
         for (size_t n = 0; n < tasks.size(); ++n)
             for (int64_t b = tasks[n].first; b < tasks[n].last; ++b)
-                forward_block<T, Math>(Block<T>(row, row.segments[tasks[n].segment], tasks[n].h, b), all.data(), room);
+                forward_block<T, Math>(Block<T>(row, row.segments[tasks[n].segment], tasks[n].h, b), turned, room);
     }
 }
 
@@ -512,10 +511,9 @@ void write_keys(const Row<T>& row, const Segment& segment, int64_t h, const Sums
 
 template <class T, class Math>
 void backward(const PackedAttention& a) {
-    static thread_local std::vector<T> turned;
-    static thread_local std::vector<float> prompt_sums;
+    static thread_local Scratch memory, memory_of_sums;
     const Row<T> row(a);
-    turned.resize(a.key_heads * row.num_blocks * row.full * KEYS);
+    T* turned = memory.of<T>(a.key_heads * row.num_blocks * row.full * KEYS);  // all threads write and read it
     // A task: one prompt, one key head, and every `parts`-th of the answers. Each has sums of its own for the prompt.
     struct Task {
         int64_t g, h, part, parts;
@@ -538,22 +536,21 @@ void backward(const PackedAttention& a) {
                 room_needed += 2 * size;
             }
     }
-    prompt_sums.resize(room_needed);
+    float* prompt_sums = memory_of_sums.of<float>(room_needed);
     for (size_t n = 0; n < tasks.size(); ++n) {
-        tasks[n].sums.keys = prompt_sums.data() + offsets[n];
+        tasks[n].sums.keys = prompt_sums + offsets[n];
         tasks[n].sums.values = tasks[n].sums.keys + blocks_of(row.segments[tasks[n].g].length) * KEYS * row.full;
     }
-    std::vector<T>& all = turned;
 #pragma omp parallel num_threads(row.threads())
     {
         static thread_local Room room;
-        static thread_local std::vector<float> own;
+        static thread_local Scratch own_memory;
         [[maybe_unused]] const Tiles tiles;
-        row.turn(all, [&](int64_t token, int64_t h) { return row.keys(token, h); });
+        row.turn(turned, [&](int64_t token, int64_t h) { return row.keys(token, h); });
         const auto run = [&](const Segment& segment, int64_t h, const Sums* sums) {
             for (int64_t b = 0; b < (segment.length * row.shared + Q - 1) / Q; ++b) {
                 const Block<T> block(row, segment, h, b);
-                backward_block<T, Math>(block, all.data(), block.num_runs == 1 ? sums + 1 : sums, room);
+                backward_block<T, Math>(block, turned, block.num_runs == 1 ? sums + 1 : sums, room);
             }
         };
 #pragma omp for schedule(dynamic, 1)
@@ -568,9 +565,9 @@ void backward(const PackedAttention& a) {
             for (int64_t answer = first[task.g] + task.part; answer < first[task.g + 1]; answer += task.parts) {
                 const Segment& segment = row.segments[a.num_prompts + answer];
                 const int64_t size = blocks_of(segment.length) * KEYS * row.full;
-                if (static_cast<int64_t>(own.size()) < 2 * size) own.resize(2 * size);
-                std::memset(own.data(), 0, 2 * size * sizeof(float));
-                const Sums sums[2] = {task.sums, {own.data(), own.data() + size}};
+                float* own = own_memory.of<float>(2 * size);
+                std::memset(own, 0, 2 * size * sizeof(float));
+                const Sums sums[2] = {task.sums, {own, own + size}};
                 run(segment, task.h, sums);
                 write_keys(row, segment, task.h, sums[1], 1, 0);
             }
