@@ -19,19 +19,53 @@ inline Lanes lanes(const float* x) {
 
 inline void store(Lanes all, float* x) { std::memcpy(x, &all, sizeof all); }
 
-// Lane k is the sum of all lanes of x[k]: halves of two are added at a time, then quarters, eighths and single lanes.
+// Of x and y, one below the other and cut into blocks of S lanes: the first and the second half of each pair of blocks.
+template <int S>
+inline Lanes low(Lanes x, Lanes y) {
+#define LANE(k) ((k) & S ? 16 + (k) - S : (k))
+    return __builtin_shufflevector(x, y, LANE(0), LANE(1), LANE(2), LANE(3), LANE(4), LANE(5), LANE(6), LANE(7), LANE(8),
+                                   LANE(9), LANE(10), LANE(11), LANE(12), LANE(13), LANE(14), LANE(15));
+#undef LANE
+}
+
+template <int S>
+inline Lanes high(Lanes x, Lanes y) {
+#define LANE(k) ((k) & S ? 16 + (k) : (k) + S)
+    return __builtin_shufflevector(x, y, LANE(0), LANE(1), LANE(2), LANE(3), LANE(4), LANE(5), LANE(6), LANE(7), LANE(8),
+                                   LANE(9), LANE(10), LANE(11), LANE(12), LANE(13), LANE(14), LANE(15));
+#undef LANE
+}
+
+template <int S>
+inline void add_halves(Lanes* x) {
+    for (int k = 0; k < S; ++k) x[k] = low<S>(x[k], x[k + S]) + high<S>(x[k], x[k + S]);
+}
+
+// Lane k is the sum of all lanes of x[k].
 inline Lanes sum_of_each(Lanes* x) {
-    for (int k = 0; k < 8; ++k)
-        x[k] = __builtin_shufflevector(x[k], x[k + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               __builtin_shufflevector(x[k], x[k + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int k = 0; k < 4; ++k)
-        x[k] = __builtin_shufflevector(x[k], x[k + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               __builtin_shufflevector(x[k], x[k + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int k = 0; k < 2; ++k)
-        x[k] = __builtin_shufflevector(x[k], x[k + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               __builtin_shufflevector(x[k], x[k + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    return __builtin_shufflevector(x[0], x[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-           __builtin_shufflevector(x[0], x[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    add_halves<8>(x);
+    add_halves<4>(x);
+    add_halves<2>(x);
+    add_halves<1>(x);
+    return x[0];
+}
+
+template <int S>
+inline void swap_halves(Lanes* x) {
+    for (int k = 0; k < LANES; ++k)
+        if ((k & S) == 0) {
+            const Lanes upper = x[k];
+            x[k] = low<S>(upper, x[k + S]);
+            x[k + S] = high<S>(upper, x[k + S]);
+        }
+}
+
+// Lane j of x[k] and lane k of x[j] change places; no lane changes a bit.
+inline void turn_square(Lanes* x) {
+    swap_halves<8>(x);
+    swap_halves<4>(x);
+    swap_halves<2>(x);
+    swap_halves<1>(x);
 }
 
 inline Lanes larger(Lanes x, Lanes y) { return x > y ? x : y; }
@@ -52,6 +86,17 @@ template <class T>
 void widen_all(const T* x, int64_t count, float* wide) {
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) wide[i] = widen(x[i]);
+}
+
+template <class T>
+void round_lanes(Lanes x, T* out, int64_t count) {
+    float each[LANES];
+    store(x, each);
+    if (count == LANES)
+#pragma omp simd
+        for (int64_t j = 0; j < LANES; ++j) round_to(each[j], out[j]);
+    else
+        for (int64_t j = 0; j < count; ++j) round_to(each[j], out[j]);
 }
 
 }  // namespace

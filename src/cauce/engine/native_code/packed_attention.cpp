@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "lanes.h"
 #include "numbers.h"
 #include "tiles.h"
 
@@ -64,13 +65,15 @@ struct InTiles {
 #endif
     }
 
-    // Column `i` of a panel [width, 16] from one row.
-    static void turn(const bf16* row, int64_t width, int64_t i, uint32_t* panel) {
-        for (int64_t w = 0; w < width / 2; ++w) std::memcpy(panel + w * SIDE + i, row + 2 * w, 4);
-    }
-
-    static void turn_nothing(int64_t width, int64_t i, uint32_t* panel) {
-        for (int64_t w = 0; w < width / 2; ++w) panel[w * SIDE + i] = 0;
+    // A panel [width, 16] from 16 rows, whose pairs change places as words; null: a row of zeros.
+    static void turn(const bf16* const* rows, int64_t width, uint32_t* panel) {
+        for (int64_t from = 0; from < width; from += TILE_K) {
+            Lanes square[SIDE] = {};
+            for (int64_t i = 0; i < SIDE; ++i)
+                if (rows[i]) std::memcpy(square + i, rows[i] + from, sizeof(Lanes));
+            turn_square(square);
+            std::memcpy(panel + from / 2 * SIDE, square, sizeof square);
+        }
     }
 
     // Rows 2 p and 2 p + 1 of panels [F / 16][32, 16].
@@ -127,12 +130,9 @@ struct Plain {
         }
     }
 
-    static void turn(const T* row, int64_t width, int64_t i, float* panel) {
-        for (int64_t e = 0; e < width; ++e) panel[e * SIDE + i] = widen(row[e]);
-    }
-
-    static void turn_nothing(int64_t width, int64_t i, float* panel) {
-        for (int64_t e = 0; e < width; ++e) panel[e * SIDE + i] = 0.0f;
+    static void turn(const T* const* rows, int64_t width, float* panel) {
+        for (int64_t i = 0; i < SIDE; ++i)
+            for (int64_t e = 0; e < width; ++e) panel[e * SIDE + i] = rows[i] ? widen(rows[i][e]) : 0.0f;
     }
 
     static void put_rows(const T* even, const T* odd, int64_t width, int64_t p, float* panels) {
@@ -163,6 +163,33 @@ struct Segment {
     int64_t start, length, before, block;  // before: tokens of its prompt, 0 for a prompt
     int64_t prompt_start, prompt_block;
 };
+
+// 16 rows [width], null ones left out, become columns of [width, KEYS].
+template <class T>
+void turn_few(const T* const* rows, int64_t width, T* columns) {
+    if constexpr (std::is_same_v<T, bf16>)
+        if (width % (2 * SIDE) == 0) {  // two of each row at a time, as words
+            for (int64_t from = 0; from < width; from += 2 * SIDE) {
+                Lanes square[SIDE] = {};
+                for (int64_t k = 0; k < SIDE; ++k)
+                    if (rows[k]) std::memcpy(square + k, rows[k] + from, sizeof(Lanes));
+                turn_square(square);
+                for (int64_t w = 0; w < SIDE; ++w) {
+                    uint32_t words[SIDE];
+                    std::memcpy(words, square + w, sizeof words);
+                    T *even = columns + (from + 2 * w) * KEYS, *odd = even + KEYS;
+#pragma omp simd
+                    for (int64_t k = 0; k < SIDE; ++k) {
+                        even[k].bits = static_cast<uint16_t>(words[k]);
+                        odd[k].bits = static_cast<uint16_t>(words[k] >> 16);
+                    }
+                }
+            }
+            return;
+        }
+    for (int64_t k = 0; k < SIDE; ++k)
+        for (int64_t e = 0; rows[k] && e < width; ++e) columns[e * KEYS + k] = rows[k][e];
+}
 
 // What is the same for all layers of a micro-batch, and turned keys or values [Hk][blocks][F][32].
 template <class T>
@@ -206,10 +233,10 @@ struct Row {
             const int64_t h = item % a.key_heads;
             T* block = turned + (h * num_blocks + segment.block) * full * KEYS;
             std::memset(block, 0, blocks_of(segment.length) * full * KEYS * sizeof(T));
-            for (int64_t t = 0; t < segment.length; ++t) {
-                const T* row = rows(segment.start + t, h);
-                T* at = block + t / KEYS * full * KEYS + t % KEYS;
-                for (int64_t e = 0; e < width; ++e) at[e * KEYS] = row[e];
+            for (int64_t t = 0; t < segment.length; t += SIDE) {
+                const T* few[SIDE] = {};
+                for (int64_t k = 0; k < SIDE && t + k < segment.length; ++k) few[k] = rows(segment.start + t + k, h);
+                turn_few(few, width, block + t / KEYS * full * KEYS + t % KEYS);
             }
         }
     }
@@ -265,12 +292,23 @@ struct Block {
     // Panels [2][E, 16] of what `rows(token, head)` gives for the queries.
     template <class Math, class Rows>
     void turn(Rows rows, typename Math::Panel* panels, int64_t column) const {
-        for (int64_t i = 0; i < Q; ++i) {
-            if (i < count)
-                Math::turn(rows(token(i), head(i)), row.width, i % SIDE, panels + i / SIDE * column);
-            else
-                Math::turn_nothing(row.width, i % SIDE, panels + i / SIDE * column);
-        }
+        const T* queries[Q] = {};
+        for (int64_t i = 0; i < count; ++i) queries[i] = rows(token(i), head(i));
+        for (int64_t c = 0; c < 2; ++c) Math::turn(queries + c * SIDE, row.width, panels + c * column);
+    }
+
+    // Sums [F / 16][2][16][16 queries], each query's divided by its number, to where `rows(token, head)` is.
+    template <class Rows>
+    void write(const float* sums, const float (*divisor)[SIDE], Rows rows) const {
+        for (int64_t c = 0; c < 2 && c * SIDE < count; ++c)
+            for (int64_t from = 0; from < row.width; from += SIDE) {
+                Lanes square[SIDE];
+                std::memcpy(square, sums + (from / SIDE * 2 + c) * SQUARE, sizeof square);
+                turn_square(square);
+                for (int64_t j = 0; j < SIDE && c * SIDE + j < count; ++j)
+                    round_lanes(square[j] * (1.0f / divisor[c][j]), rows(token(c * SIDE + j), head(c * SIDE + j)) + from,
+                                std::min(SIDE, row.width - from));
+            }
     }
 };
 
@@ -348,13 +386,12 @@ void forward_block(const Block<T>& block, const T* turned_values, Room& room) {
             }
         }
     }
-    for (int64_t i = 0; i < block.count; ++i) {
-        const int64_t c = i / SIDE, j = i % SIDE, token = block.token(i), head = block.head(i);
-        T* out = static_cast<T*>(row.a.out) + (token * row.a.heads + head) * row.width;
-        const float scale = 1.0f / total[c][j];
-        for (int64_t e = 0; e < row.width; ++e)
-            round_to(sums[e / SIDE * 2 * SQUARE + c * SQUARE + e % SIDE * SIDE + j] * scale, out[e]);
-        if (row.a.log_sum) row.a.log_sum[token * row.a.heads + head] = row.a.scaling * largest[c][j] + std::log(total[c][j]);
+    block.write(sums, total, [&](int64_t token, int64_t head) {
+        return static_cast<T*>(row.a.out) + (token * row.a.heads + head) * row.width;
+    });
+    for (int64_t i = 0; row.a.log_sum && i < block.count; ++i) {
+        const int64_t c = i / SIDE, j = i % SIDE, at = block.token(i) * row.a.heads + block.head(i);
+        row.a.log_sum[at] = row.a.scaling * largest[c][j] + std::log(total[c][j]);
     }
 }
 
@@ -483,11 +520,10 @@ void backward_block(const Block<T>& block, const T* turned_keys, const Sums* int
             }
         }
     }
-    for (int64_t i = 0; i < block.count; ++i) {
-        T* out = static_cast<T*>(a.grad_joint) + block.token(i) * row.stride + block.head(i) * row.width;
-        for (int64_t e = 0; e < row.width; ++e)
-            round_to(query_sums[e / SIDE * 2 * SQUARE + i / SIDE * SQUARE + e % SIDE * SIDE + i % SIDE], out[e]);
-    }
+    const float undivided[2][SIDE] = {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}};
+    block.write(query_sums, undivided, [&](int64_t token, int64_t head) {
+        return static_cast<T*>(a.grad_joint) + token * row.stride + head * row.width;
+    });
 }
 
 // Writes the sums of `parts` runs that lie `apart` floats from each other.
@@ -496,15 +532,15 @@ void write_keys(const Row<T>& row, const Segment& segment, int64_t h, const Sums
     for (int64_t t = 0; t < segment.length; ++t) {
         T* keys = static_cast<T*>(row.a.grad_joint) + (segment.start + t) * row.stride + (row.a.heads + h) * row.width;
         T* values = keys + row.a.key_heads * row.width;
-        for (int64_t e = 0; e < row.width; ++e) {
-            const int64_t at = ((t / SIDE * row.full + e / SIDE * SIDE) * SIDE) + t % SIDE * SIDE + e % SIDE;
-            float key = 0.0f, value = 0.0f;
+        for (int64_t from = 0; from < row.width; from += SIDE) {
+            const int64_t at = (t / SIDE * row.full + from) * SIDE + t % SIDE * SIDE, count = std::min(SIDE, row.width - from);
+            Lanes key = {}, value = {};
             for (int64_t part = 0; part < parts; ++part) {
-                key += sums.keys[part * apart + at];
-                value += sums.values[part * apart + at];
+                key += lanes(sums.keys + part * apart + at);
+                value += lanes(sums.values + part * apart + at);
             }
-            round_to(key, keys[e]);
-            round_to(value, values[e]);
+            round_lanes(key, keys + from, count);
+            round_lanes(value, values + from, count);
         }
     }
 }
