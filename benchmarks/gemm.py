@@ -2,8 +2,9 @@
 
 All layers' weights are distinct and walked through in order, as a real step does it, so that a weight is as cold in
 the caches here as there; inputs are the same in each layer and stay warm, which favours the bound. Each group of
-weights (those that read the same input) is multiplied one by one or as one, by plain torch or with weights that
-oneDNN has laid out before; for every group the fastest way counts, summed over all layers.
+weights (those that read the same input) is multiplied one by one or as one, by plain torch, with weights that oneDNN
+has laid out before, or with gradients that were turned before; for every group the fastest way counts, summed over all
+layers.
 """
 
 import time
@@ -95,6 +96,7 @@ def backward_products(groups: Sequence[WeightGroup]) -> list[Products]:
                     "plain": [_times(dy.t(), x) for dy in outs],
                     "plain, joint": [_times(joint.t(), x)],
                     "turned, joint": [_times(x.t(), joint)],
+                    "turned before, joint": [_times(inputs(joint.shape[1], group.rows), x)],
                 },
             )
         )

@@ -53,7 +53,12 @@ def test_every_way_makes_the_same_products(dtype: torch.dtype) -> None:
     assert shapes["plain"] == [(8, 16), (8, 16)]
     assert shapes["plain, joint"] == [(8, 16)]
     shapes = {way: [tuple(call().shape) for call in calls] for way, calls in to_weight.ways.items()}
-    assert shapes == {"plain": [(32, 16), (16, 16)], "plain, joint": [(48, 16)], "turned, joint": [(16, 48)]}
+    assert shapes == {
+        "plain": [(32, 16), (16, 16)],
+        "plain, joint": [(48, 16)],
+        "turned, joint": [(16, 48)],
+        "turned before, joint": [(48, 16)],
+    }
 
 
 def test_the_fastest_way_of_each_name_counts_over_all_layers() -> None:
