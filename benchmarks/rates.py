@@ -16,7 +16,7 @@ from cauce.runtime.session import WORKER_ENV
 WARM_UP = 3  # until memory that is kept has grown to what a step needs
 COMMON = {
     "flops": "of linear weights: 2 per weight and row forward, 4 backward; attention, norms, loss, embeddings: none",
-    "bound": "the fastest way of each group of products: plain torch, laid out by oneDNN or turned before; one by one or joint",
+    "bound": "the fastest way of each group of products: plain torch, laid out or turned before; one by one or joint",
     "weights": "distinct in all layers and walked through in order, so as cold in the caches as in a real step",
 }
 
