@@ -2,10 +2,11 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
-from cauce.models.weights_hash import checksum, tensor_sum
+from cauce.models.weights_hash import _compiled, bytes_sum, checksum, numpy_sum, tensor_sum
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -83,3 +84,12 @@ def test_name_shape_dtype_and_sign_of_zero_show() -> None:
 def test_cuts_off_the_word_are_refused() -> None:
     with pytest.raises(ValueError, match="multiples of 8 bytes"):
         tensor_sum(torch.zeros(4), first_byte=4)
+
+
+@pytest.mark.skipif(_compiled() is None, reason="there is no compiler")
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 255, 256, 257, 263, 4_099, (1 << 20) + 13])
+@pytest.mark.parametrize("first_byte", [0, 8, 1 << 21])
+def test_compiled_and_numpy_give_the_same_sum(size: int, first_byte: int) -> None:
+    raw = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    expected = numpy_sum(raw, first_byte=first_byte)
+    assert [bytes_sum(raw, first_byte=first_byte, threads=threads) for threads in (1, 2, 3)] == [expected] * 3

@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from cauce.errors import WeightsError
+from cauce.models.weights_hash import checksum
 from cauce.weights import store as store_module
 from cauce.weights.store import WeightStore, choose_folder, sweep_orphans
 
@@ -24,6 +25,30 @@ def test_what_is_published_is_what_is_pulled(tmp_path) -> None:
     assert (got.version, got.lineage, got.checksum) == (1, "0", digest)
     for name, tensor in tensors(1).items():
         assert torch.equal(got.tensors[name], tensor)
+
+
+def test_tensors_of_many_pieces_and_odd_shapes_are_a_file_that_the_library_reads(tmp_path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = {
+        "large": torch.randn(3, 300_001, generator=generator),
+        "turned": torch.randn(40, 50, generator=generator).t(),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "empty": torch.empty(0, 4),
+        "bytes": torch.arange(13, dtype=torch.uint8),
+    }
+    digest = WeightStore(tmp_path, keep=1).publish(given, version=3, lineage="1")
+    assert digest == checksum(given)
+    with safe_open(tmp_path / "version_000003.safetensors", framework="pt") as file:
+        assert file.metadata() == {"version": "3", "lineage": "1", "checksum": digest}
+        assert set(file.keys()) == set(given)
+        for name, tensor in given.items():
+            assert torch.equal(file.get_tensor(name), tensor)
+
+
+def test_a_dtype_that_is_not_written_is_named(tmp_path) -> None:
+    with pytest.raises(WeightsError, match=r"phase is torch.complex64; weights are published as one of"):
+        WeightStore(tmp_path, keep=1).publish({"phase": torch.zeros(2, dtype=torch.complex64)}, version=1, lineage="0")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_newest_versions_stay_in_numeric_order(tmp_path) -> None:

@@ -9,19 +9,17 @@ ones are unlinked (a map that is still open survives that). Left out: other node
 import os
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from cauce.errors import VersionGoneError, WeightsError
 from cauce.models.weights_hash import checksum
+from cauce.weights.file import write_weights
 
 SHARED_MEMORY = Path("/dev/shm")
-UNKNOWN = "?" * 32  # stands for the checksum while it is computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +48,9 @@ class WeightStore:
         spare = max(0, len(others) - max(1, self._keep - 1))
         for old in others[:spare]:  # before the new one is written: shared memory is memory
             self._path(old).unlink(missing_ok=True)
-        contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         beside = self.folder / f".writing-{os.getpid()}.safetensors"
-        metadata = {"version": str(version), "lineage": lineage, "checksum": UNKNOWN}
         try:
-            with ThreadPoolExecutor(max_workers=1) as executor:
-                summed = executor.submit(checksum, contiguous)  # on a second core, while the file is written
-                save_file(contiguous, beside, metadata=metadata)
-                digest = summed.result()
-            _state_checksum(beside, digest)
+            digest = write_weights(beside, tensors, metadata={"version": str(version), "lineage": lineage})
             os.replace(beside, self._path(version))
         except OSError as error:
             raise WeightsError(f"cannot publish version {version} into {self.folder}: {error}") from error
@@ -90,15 +82,6 @@ class WeightStore:
 
     def _path(self, version: int) -> Path:
         return self.folder / f"version_{version:06d}.safetensors"
-
-
-def _state_checksum(path: Path, digest: str) -> None:
-    """Puts a checksum into the header of a file that was written before it was known; it is as long as its stand-in."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        place = file.read(length).index(UNKNOWN.encode())
-        file.seek(8 + place)
-        file.write(digest.encode())
 
 
 def versions_kept(max_staleness: int) -> int:
