@@ -92,6 +92,25 @@ def test_the_cut_changes_no_gradient(learner_of, budget, seed):
 
 
 @needs_kernels
+@pytest.mark.parametrize("kind", KNOWN)
+def test_what_is_remade_is_the_same_and_keeps_the_inputs_of_layers_alone(learner_of, kind):
+    sequences = random_sequences(5, groups=1, answers=6, longest=40)
+    batch = make_batch(sequences)
+    whole, remade = learner_of(kind), learner_of(kind, token_budget=60)
+    (packed,) = remade._pack(sequences)
+    assert packed.is_remade
+    logps = [learner._logps_of(packed, 1.0)[0].detach() for learner in (whole, remade)]
+    assert torch.equal(*logps)
+    with torch.no_grad():
+        run = remade._logps_of.__self__._forward(packed, 1.0, keep=True)[2]
+    assert all(isinstance(kept, torch.Tensor) and kept.shape == run.last_ND.shape for kept in run.layers)
+    whole.forward_backward(batch)
+    remade.forward_backward(batch)
+    found, expected = gradients(remade), gradients(whole)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@needs_kernels
 def test_logits_are_made_again_in_chunks_where_they_are_too_many(learner_of, monkeypatch):
     batch = make_batch(random_sequences(5, longest=20))
     whole, chunked = learner_of(), learner_of()

@@ -33,6 +33,7 @@ from cauce.learner.packed_decoder import Gradients, PackedDecoder
 from cauce.models.forward import token_logps
 from cauce.models.load import LoadedModel, resolve_dtype
 from cauce.models.probe import choose_packing
+from cauce.models.remaking import can_remake
 from cauce.models.weights_hash import checksum
 from cauce.packing import PackedBatch, pack
 from cauce.recipe.models import LearnerSettings
@@ -93,6 +94,7 @@ class Learner:
         reference = _frozen_copy(self._model) if algorithm.needs_reference else None
         self._logps_of, text = _logps_of(self._model, kernels, gradients=self._weights)
         self.kernels = why or text
+        self._can_remake = self.kernels == "compiled" or can_remake(self._model)
         self._reference = None if reference is None else _logps_of(reference, kernels, gradients=None)[0]
         self._is_loss_finite = True
         self._num_skipped = 0
@@ -235,7 +237,8 @@ class Learner:
         return tuple(tuple(next(remaining) for _ in group.samples) for group in groups)
 
     def _pack(self, sequences: Sequence[TrainSequence]) -> list[PackedBatch]:
-        return pack(sequences, self._settings.token_budget, share_prompts=self.packing.path == "apart")
+        shared = self.packing.path == "apart"
+        return pack(sequences, self._settings.token_budget, share_prompts=shared, can_remake=self._can_remake)
 
     def _check_lengths(self, sequences: Sequence[TrainSequence]) -> None:
         limit = self._loaded.context_length
