@@ -30,6 +30,7 @@ from cauce.learner.kernels import TrainingKernels, load_training_kernels
 from cauce.learner.master_weights import MasterWeights
 from cauce.learner.optimizer import Optimizer
 from cauce.learner.packed_decoder import Gradients, PackedDecoder
+from cauce.learner.peak_memory import PeakMemory
 from cauce.models.forward import token_logps
 from cauce.models.load import LoadedModel, resolve_dtype
 from cauce.models.probe import choose_packing
@@ -98,6 +99,7 @@ class Learner:
         self._reference = None if reference is None else _logps_of(reference, kernels, gradients=None)[0]
         self._is_loss_finite = True
         self._num_skipped = 0
+        self._peak_memory = PeakMemory(next(self._model.parameters()).device)
 
     def score(self, groups: Sequence[Group], *, proximal: bool) -> ScoredBatch:
         """Log-probs of the groups' answers under the current weights and, where KL needs it, the reference.
@@ -115,6 +117,7 @@ class Learner:
 
         Sequences whose gradient is known to be 0 are not run; they still count in the loss's divisors.
         """
+        self._peak_memory.begin()
         trained = [s for s in batch.sequences if s.mask.any()]
         run = [s for s in trained if not self._is_silent(s)]
         self._check_lengths(run)
@@ -147,7 +150,7 @@ class Learner:
         self._num_skipped += int(metrics["optim/skipped"])
         self._is_loss_finite = True
         self._weights.zero_gradients()
-        return metrics
+        return {**metrics, "learner/peak_memory_mb": self._peak_memory.end()}
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The trainable weights by name, tied ones once; views where masters or compute copy have that dtype."""

@@ -153,8 +153,7 @@ class PackedDecoder:
         hidden_ND = self._embed.weight.detach().index_select(0, ids_N)
         cosine, sine = self._rotary(hidden_ND[None], torch.from_numpy(packed.position_ids_N)[None])
         turn = cosine[0].contiguous(), sine[0].contiguous()
-        rows = PackedRows(packed)
-        layers: list[_Kept | Tensor] = []
+        rows, layers = PackedRows(packed), list[_Kept | Tensor]()
         for layer in self._layers:
             kept = self._inside(layer, hidden_ND, rows, turn)
             hidden_ND = self._output(layer, kept)
