@@ -43,7 +43,7 @@ def test_where_it_cannot_be_set_back_the_highest_so_far_is_told(monkeypatch, tmp
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "model"
-    shape = {"layers": 8, "hidden": 128, "context": 4096}
+    shape = {"layers": 8, "hidden": 96, "context": 4096}
 
     def learner(budget, *, compiled):
         made = loaded(folder, **shape)
@@ -53,14 +53,14 @@ def model(tmp_path_factory):
     return learner
 
 
-def budget_text(learner):
-    return learner._settings.token_budget, learner._settings.compiled
-
-
 def peak(learner, groups, *, prompt=30, answer=60, answers=4):
     """MiB beyond what the process holds when a second step begins."""
     batch = make_batch(
-        [sequence(g, [n % 250 for n in range(prompt)], [n % 250 for n in range(answer)]) for g in range(groups) for _ in range(answers)]
+        [
+            sequence(g, [n % 250 for n in range(prompt)], [n % 250 for n in range(answer)])
+            for g in range(groups)
+            for _ in range(answers)
+        ]
     )
     for _ in range(2):  # the first makes the optimizer's moments
         give_back_memory()
@@ -69,25 +69,24 @@ def peak(learner, groups, *, prompt=30, answer=60, answers=4):
         before = memory.end()
         learner.forward_backward(batch)
         found = learner.optim_step()["learner/peak_memory_mb"]
-    print(budget_text(learner), groups, prompt, round(found - before, 1))
     return found - before
 
 
 @needs_reset
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_memory_is_bounded_by_the_budget_not_by_the_step(model, compiled):
-    few, many = (peak(model(600, compiled=compiled), groups) for groups in (2, 16))
-    wide = peak(model(4800, compiled=compiled), 16)
+    few, many = (peak(model(600, compiled=compiled), groups) for groups in (2, 8))
+    wide = peak(model(2400, compiled=compiled), 8)
     assert wide > 2.5 * few
     assert many < few + 0.25 * (wide - few)
 
 
 @needs_reset
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_group_of_many_budgets_takes_about_one(model, compiled):
     usual = peak(model(600, compiled=compiled), 4)
-    # 4,200 tokens in one micro-batch, seven budgets, against the same with all activations kept.
-    long = {"prompt": 1400, "answer": 350, "answers": 8}
+    # 2,800 tokens in one micro-batch, almost five budgets, against the same with all activations kept.
+    long = {"prompt": 1000, "answer": 225, "answers": 8}
     remade, kept = (peak(model(budget, compiled=compiled), 1, **long) for budget in (600, 6000))
     assert remade < 0.6 * kept
     assert remade < 3 * usual
