@@ -137,6 +137,9 @@ def _rows(x_BHLE: Tensor) -> Tensor:
 def _attend(rows: Sequence[Tensor], mask: Tensor, scaling: float) -> Tensor:
     query, key, value = rows
     is_grouped = query.shape[1] != key.shape[1]
+    if is_grouped and query.device.type != "cpu":  # no fused kernel there takes both a mask and shared key heads
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        is_grouped = False
     return nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scaling, enable_gqa=is_grouped
     )
