@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 MODEL := SmolLM2-135M-Instruct
 
-.PHONY: help setup model demo vllm test test-vllm test-long check format docs bench verify clean
+.PHONY: help setup model demo vllm test test-gpu test-vllm test-long check format docs bench verify clean
 
 help:
 	@echo "make demo       set up, fetch a small model, train it on two-digit addition (4 to 8 minutes)"
 	@echo "make setup      .venv with pinned packages"
 	@echo "make vllm       an environment for engine.backend=vllm, beside .venv (docs/vllm.md)"
 	@echo "make test       the quick tests"
+	@echo "make test-gpu   engine and learner on an NVIDIA GPU"
 	@echo "make test-vllm  what needs that environment"
 	@echo "make test-long  whole runs and real kills, and test-vllm"
 	@echo "make check      format, lint, types, floors"
@@ -43,6 +44,9 @@ demo: model
 
 test: setup
 	$(BIN)/python -m pytest -q
+
+test-gpu: setup
+	$(BIN)/python -m pytest -q -rs -m gpu tests/gpu
 
 # An environment that exists already: make test-vllm CAUCE_VLLM_PYTHON=/path/to/bin/python
 VLLM_PYTHON := $(or $(CAUCE_VLLM_PYTHON),.vllm/bin/python)

@@ -64,12 +64,13 @@ def main() -> None:
         began = time.perf_counter()
         metrics = learner.forward_backward(batch)
         seconds = time.perf_counter() - began
-        learner.optim_step()  # lets the gradients go; not timed on either side
+        step = learner.optim_step()  # lets the gradients go; not timed on either side
         useful = useful_tokens(answers)
         return {
             "seconds": seconds,
             "rate": useful / seconds,
             "useful_tokens": useful,
+            "peak_mb": step["learner/peak_memory_mb"],
             "packed_tokens": int(metrics["learner/packed_tokens"]),
             "loss": metrics["loss/total"],
             "log_ratio": metrics["sampler/log_ratio_abs_mean"],

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.learner_work import BEHAVIOUR_LOGP, Answer, LearnerWork, step_of, trained_tokens, useful_tokens
 from benchmarks.turns import Turns
+from cauce.learner.peak_memory import PeakMemory
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MICRO_BATCHES = (1, 4, 8, 16, 32, 64)  # rows
@@ -81,9 +82,12 @@ def main() -> None:
         work.model, dtype=DTYPES[work.dtype], attn_implementation="sdpa"
     ).eval()
 
+    memory = PeakMemory(torch.device("cpu"))
+
     def one_round(number: int) -> dict[str, Any]:
         answers = step_of(work.rounds[number], seed=number)
         useful, tried, metrics = useful_tokens(answers), dict[int, float](), dict[str, float]()
+        memory.begin()
         for size in micro_batches(answers):
             model.zero_grad(set_to_none=True)
             began = time.perf_counter()
@@ -96,6 +100,7 @@ def main() -> None:
             "useful_tokens": useful,
             "micro_batch": best,
             "tried_s": tried,
+            "peak_mb": memory.end(),
             **metrics,
         }
 

@@ -39,6 +39,7 @@ FIGURES = {
     "generate_vs_transformers": Figure(title="Generation, against transformers", target=4, limits=("decode_vs_gemm",)),
     "generate_vs_vllm": Figure(title="Generation, against vLLM", target=1.25, limits=("decode_vs_gemm",)),
     "learner_vs_padded": Figure(title="Learner, against padded rows", target=5, limits=("learner_vs_gemm",)),
+    "learner_long": Figure(title="Learner, prompts of 1,000", limits=("learner_vs_gemm",)),
     "learner_surface": Figure(title="Learner, at its worst cell", limits=("learner_vs_gemm",)),
     "learner_vs_gemm": Figure(title="Learner, against bare products", target=0.7, limits=("learner_vs_gemm",)),
     "decode_vs_gemm": Figure(title="Decoding, against bare products", target=0.6, limits=("decode_vs_gemm",)),
@@ -108,6 +109,25 @@ def settings(entries: Entries) -> str:
     return "\n".join(lines) + "\n"
 
 
+def long_prompts(entries: Entries) -> str:
+    """Rates and peaks of the learner from short prompts to long ones."""
+    if "learner_long" not in entries:
+        return "Not measured yet.\n"
+    detail = entries["learner_long"]["detail"]
+    lines = [
+        "| prompt / answer / answers | useful tokens/s | peak memory | padded rows: tokens/s | peak memory | ratio |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for label, rate in detail["ours"]["rate"].items():
+        cells = [label, f"{rate:.3g}", f"{detail['ours']['peak_mb'][label] / 1024:.2f} GiB"]
+        if label in detail["ratio"]:
+            peer = detail["peer"]
+            cells += [f"{peer['rate'][label]:.3g}", f"{peer['peak_mb'][label] / 1024:.2f} GiB"]
+            cells += [f"{detail['ratio'][label]:.3g}x"]
+        lines.append(f"| {' | '.join(cells + ['not run'] * (6 - len(cells)))} |")
+    return "\n".join(lines) + "\n"
+
+
 def machine(entries: Entries) -> str:
     """Where and when the figures were measured: each machine once, with the days."""
     places: dict[str, set[str]] = {}
@@ -129,7 +149,14 @@ def surface_picture(entries: Entries) -> str:
     return "![Learner over lengths and group sizes](assets/learner_surface.svg)\n"
 
 
-PARTS = {"table": table, "surface": surface_picture, "others": others, "settings": settings, "machine": machine}
+PARTS = {
+    "table": table,
+    "surface": surface_picture,
+    "long": long_prompts,
+    "others": others,
+    "settings": settings,
+    "machine": machine,
+}
 
 
 def rendered(text: str, entries: Entries) -> str:

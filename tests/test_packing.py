@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cauce.errors import DataError
-from cauce.packing import pack
+from cauce.packing import REMADE_BUDGETS, pack
 from cauce.types import TrainSequence
 
 
@@ -58,27 +58,60 @@ def test_layout_by_hand():
     assert packed.offset_M.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_group_over_budget_is_split_and_its_prompt_repeated():
-    sequences = [sequence(0, [1, 2, 3, 4], [5, 6, 7]) for _ in range(5)]
-    packed = pack(sequences, 8)  # a prompt of 4 and two answers of 2
+def test_a_group_over_budget_is_split_where_that_is_less_work():
+    sequences = [sequence(0, [1, 2, 3], [5] * 10) for _ in range(5)]
+    packed = pack(sequences, 21)  # a prompt of 3 and two answers of 9; 3 x (48 + 2 x 3) passes, remade 4 x 48
     assert [b.rows_A.tolist() for b in packed] == [[0, 1], [2, 3], [4]]
-    assert all(b.token_ids_N[:4].tolist() == [1, 2, 3, 4] for b in packed)
+    assert all(b.token_ids_N[:3].tolist() == [1, 2, 3] for b in packed)
+    assert not any(b.is_remade for b in packed)
 
 
-def test_an_answer_over_budget_stands_alone_and_whole():
+def test_a_group_over_budget_with_a_long_prompt_stays_whole_and_is_remade():
+    sequences = [sequence(0, [1, 2, 3, 4], [5, 6, 7]) for _ in range(5)]
+    (packed,) = pack(sequences, 8)  # 14 tokens: 4 x 14 passes; split in three 3 x (14 + 2 x 4)
+    assert (packed.num_tokens, packed.is_remade) == (14, True)
+    split = pack(sequences, 8, can_remake=False)
+    assert [b.rows_A.tolist() for b in split] == [[0, 1], [2, 3], [4]]
+    assert not any(b.is_remade for b in split)
+
+
+def test_the_group_of_the_design_is_remade_whole_at_the_default_budget():
+    (packed,) = pack([sequence(0, [1] * 2000, [2] * 1000) for _ in range(8)], 4096)
+    assert (packed.num_tokens, packed.is_remade) == (2000 + 8 * 999, True)
+
+
+def test_what_is_remade_is_bounded_too():
+    sequences = [sequence(0, [1] * 6, [2, 3]) for _ in range(200)]
+    packed = pack(sequences, 8)  # 206 tokens: blocks of 58 answers and the prompt
+    assert [b.num_tokens for b in packed] == [64, 64, 64, 32]
+    assert all(b.is_remade and b.num_tokens <= REMADE_BUDGETS * 8 for b in packed)
+
+
+def test_an_answer_over_budget_stands_alone_whole_and_remade():
     sequences = [sequence(0, [1], [2] * 3), sequence(1, [1], [2] * 50), sequence(2, [1], [2] * 3)]
-    packed = pack(sequences, 10)
-    assert [b.num_tokens for b in packed] == [3, 50, 3]
-    assert [b.num_trained for b in packed] == [3, 50, 3]
+    for share in (True, False):
+        packed = pack(sequences, 10, share_prompts=share)
+        assert [b.num_tokens for b in packed] == [3, 50, 3]
+        assert [b.num_trained for b in packed] == [3, 50, 3]
+        assert [b.is_remade for b in packed] == [False, True, False]
+
+
+def test_padding_counts_where_rows_are_padded():
+    sequences = [sequence(group, [1], [2] * length) for group, length in enumerate((2, 2, 2, 10, 2))]
+    assert [len(b.rows_A) for b in pack(sequences, 20)] == [5]
+    # Rows of 2 stand together; one of 10 would pad them to 40 tokens.
+    packed = pack(sequences, 20, share_prompts=False)
+    assert [b.rows_A.tolist() for b in packed] == [[0, 1, 2], [3, 4]]
 
 
 @settings(max_examples=100, deadline=None)
-@given(sequences=sequence_lists(), budget=st.integers(1, 40), share=st.booleans())
-def test_every_trained_token_is_packed_once_with_its_own_context(sequences, budget, share):
+@given(sequences=sequence_lists(), budget=st.integers(1, 40), share=st.booleans(), remake=st.booleans())
+def test_every_trained_token_is_packed_once_with_its_own_context(sequences, budget, share, remake):
     seen = [np.zeros(len(s.token_ids), int) for s in sequences]
-    for packed in pack(sequences, budget, share_prompts=share):
+    for packed in pack(sequences, budget, share_prompts=share, can_remake=remake):
         if len(packed.rows_A) > 1:
-            assert packed.num_tokens <= budget
+            assert packed.num_tokens <= budget * (REMADE_BUDGETS if packed.is_remade else 1)
+        assert packed.is_remade == (remake and packed.num_tokens > budget)
         if not share:
             assert len(packed.prompts_G) == len(packed.answers_A)
         for m in range(packed.num_trained):

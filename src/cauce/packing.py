@@ -5,9 +5,16 @@
 Position ids restart at every prompt, and each answer goes on where its prompt ends. The layout also says which
 position predicts which trained token, so that logits are made for those alone; the first token of every answer is
 predicted by the last token of its prompt. Tokens behind the last trained one of an answer predict nothing and are
-left out, so an answer of T trained tokens costs T - 1. Nothing is ever truncated: an answer that is over budget by
-itself gets a micro-batch of its own. Sequences without a trained token are left out here; the global counts that the
-loss is divided by are made elsewhere, from all of them.
+left out, so an answer of T trained tokens costs T - 1. Sequences without a trained token are left out here; the global
+counts that the loss is divided by are made elsewhere, from all of them.
+
+A group over budget can be split by answers, which reads its prompt again with every part, or stay whole and be
+remade: the model then keeps each layer's input alone and makes the rest again in the backward pass. A token is a pass
+forward and two back, remade one more, so splitting costs three passes for each repeated prompt token and remaking one
+for every token of the group: whichever is less work is done. A prompt of 2,000 with 8 answers of 1,000 and a budget of
+4,096 is 48,000 passes of a token split in four, 40,000 whole. What is remade keeps about a tenth for each token, so up
+to REMADE_BUDGETS budgets of it are about one budget in memory. Nothing is ever truncated: an answer that is over
+budget by itself stands alone, remade.
 
 Between advantages and the packed forward. NumPy only: models/packed_attention.py turns a layout into tensors.
 """
@@ -19,6 +26,10 @@ import numpy as np
 
 from cauce.errors import DataError
 from cauce.types import TrainSequence
+
+REMADE_BUDGETS = 8  # of tokens that may stay together where activations are made again
+FORWARD_AND_BACK = 3  # passes of a token; a backward pass is two products for each of a forward one
+REMADE = FORWARD_AND_BACK + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +48,7 @@ class PackedBatch:
     target_M: np.ndarray  # int64: the trained token
     answer_M: np.ndarray  # int64: answer within this micro-batch
     offset_M: np.ndarray  # int64: place of the trained token within its answer
+    is_remade: bool  # whether the backward pass makes activations again: there are too many to keep
 
     @property
     def num_tokens(self) -> int:
@@ -67,27 +79,38 @@ class PackedBatch:
             yield int(row), slice(int(start), int(end))
 
 
-def pack(sequences: Sequence[TrainSequence], token_budget: int, *, share_prompts: bool = True) -> list[PackedBatch]:
+def pack(
+    sequences: Sequence[TrainSequence], token_budget: int, *, share_prompts: bool = True, can_remake: bool = True
+) -> list[PackedBatch]:
     """Cut sequences into micro-batches of at most `token_budget` packed tokens, groups in order of
-    appearance.
+    appearance; one that is remade holds part of one group, and at most REMADE_BUDGETS times as much.
 
-    A group over budget is split by answers and its prompt repeated. Without `share_prompts` every answer
-    brings a prompt of its own, which is the layout for models that cannot share one."""
+    Without `share_prompts` every answer brings a prompt of its own, which is the layout for models that cannot
+    share one; they are fed padded rows, and padding counts. Without `can_remake` a group over budget is split."""
     if token_budget < 1:
         raise ValueError(f"token_budget is {token_budget}: set at least 1")
     batches: list[PackedBatch] = []
     blocks: list[list[int]] = []
-    used = 0
+    used = longest = 0
+
+    def finish(*, is_remade: bool = False) -> None:
+        nonlocal used, longest
+        if blocks:
+            batches.append(_lay_out(sequences, blocks, is_remade=is_remade and can_remake))
+        blocks.clear()
+        used = longest = 0
+
     for rows in _groups(sequences):
-        for block in _blocks(sequences, rows, token_budget, share_prompts=share_prompts):
+        for block in _blocks(sequences, rows, token_budget, share_prompts=share_prompts, can_remake=can_remake):
             cost = _cost(sequences, block)
-            if blocks and used + cost > token_budget:
-                batches.append(_lay_out(sequences, blocks))
-                blocks, used = [], 0
+            filled = used + cost if share_prompts else (len(blocks) + 1) * max(longest, cost)
+            if filled > token_budget:
+                finish()
             blocks.append(block)
-            used += cost
-    if blocks:
-        batches.append(_lay_out(sequences, blocks))
+            used, longest = used + cost, max(longest, cost)
+            if cost > token_budget:
+                finish(is_remade=True)
+    finish()
     return batches
 
 
@@ -110,12 +133,28 @@ def _groups(sequences: Sequence[TrainSequence]) -> list[list[int]]:
 
 
 def _blocks(
-    sequences: Sequence[TrainSequence], rows: list[int], token_budget: int, *, share_prompts: bool
+    sequences: Sequence[TrainSequence], rows: list[int], token_budget: int, *, share_prompts: bool, can_remake: bool
 ) -> list[list[int]]:
-    """Split one group into blocks that fit the budget with their prompt; a lone answer may exceed it."""
+    """One group in the blocks that are least work; those over budget are remade."""
+    if not share_prompts:
+        return [[row] for row in rows]
+    split = _split(sequences, rows, token_budget)
+    if len(split) == 1 or not can_remake:
+        return split
+    together = _split(sequences, rows, REMADE_BUDGETS * token_budget)
+
+    def work(blocks: list[list[int]]) -> int:
+        costs = [_cost(sequences, block) for block in blocks]
+        return sum(cost * (REMADE if cost > token_budget else FORWARD_AND_BACK) for cost in costs)
+
+    return min(split, together, key=work)
+
+
+def _split(sequences: Sequence[TrainSequence], rows: list[int], limit: int) -> list[list[int]]:
+    """By answers, each block with the prompt under the limit; a lone answer may exceed it."""
     blocks: list[list[int]] = []
     for row in rows:
-        if share_prompts and blocks and _cost(sequences, [*blocks[-1], row]) <= token_budget:
+        if blocks and _cost(sequences, [*blocks[-1], row]) <= limit:
             blocks[-1].append(row)
         else:
             blocks.append([row])
@@ -131,7 +170,7 @@ def _input_length(sequence: TrainSequence) -> int:
     return int(np.flatnonzero(sequence.mask)[-1])
 
 
-def _lay_out(sequences: Sequence[TrainSequence], blocks: list[list[int]]) -> PackedBatch:
+def _lay_out(sequences: Sequence[TrainSequence], blocks: list[list[int]], *, is_remade: bool) -> PackedBatch:
     tokens: list[np.ndarray] = []
     positions: list[np.ndarray] = []
     prompts: list[tuple[int, int]] = []
@@ -169,6 +208,7 @@ def _lay_out(sequences: Sequence[TrainSequence], blocks: list[list[int]]) -> Pac
         target_M=_join(targets),
         answer_M=np.repeat(np.arange(len(counts)), counts),
         offset_M=_join(offsets),
+        is_remade=is_remade,
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.bench import Bench
+from benchmarks.learner_long import long_over
 from benchmarks.learner_ours import batch_of, learner_of
 from benchmarks.learner_padded import forward_backward, micro_batches
 from benchmarks.learner_speed import surface_over
@@ -61,6 +62,17 @@ def test_both_sides_have_the_same_loss_and_gradient(tmp_path: Path) -> None:
     assert found["log_ratio"] == pytest.approx(metrics["sampler/log_ratio_abs_mean"], rel=1e-5)
     for name, parameter in padded.named_parameters():
         torch.testing.assert_close(parameter.grad, ours[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_long_prompts_are_played_by_both_and_then_by_ours_alone(tmp_path: Path) -> None:
+    bench = Bench(model=str(tiny_model(tmp_path / "tiny")), cache=tmp_path / "cache", charts=tmp_path)
+    result = long_over(bench, prompts=(8, 16, 32), peer_prompts=(8, 16))["learner_long"]
+    assert list(result.detail["ours"]["rate"]) == ["8/4/8", "16/8/8", "32/16/8"]
+    assert list(result.detail["ratio"]) == ["8/4/8", "16/8/8"]
+    assert result.ratio == pytest.approx(result.detail["ratio"]["16/8/8"])
+    for side in ("ours", "peer"):
+        assert all(peak > 50 for peak in result.detail[side]["peak_mb"].values())
 
 
 @pytest.mark.slow

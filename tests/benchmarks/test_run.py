@@ -25,6 +25,7 @@ PROMISED = {
     "learner_vs_gemm",
     "learner_vs_padded",
     "learner_surface",
+    "learner_long",
     "generate_vs_transformers",
     "generate_vs_vllm",
     "time_to_accuracy_vs_trl",

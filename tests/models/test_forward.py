@@ -253,15 +253,3 @@ def test_token_outside_the_vocabulary_raises(models):
 def test_packed_attention_refuses_what_it_would_get_wrong(models):
     with pytest.raises(ModelError, match="packed rows only"):
         models("llama")(input_ids=torch.tensor([[1, 2, 3]]))
-
-
-def test_long_prompt_and_answers_need_no_mask_over_the_row():
-    random = np.random.default_rng(0)
-    prompt = random.integers(0, 250, 2000)
-    sequences = [sequence(0, prompt, random.integers(0, 250, 1000)) for _ in range(8)]
-    (packed,) = pack(sequences, 20_000)
-    layout = packed_attention.PackedLayout(packed, device=torch.device("cpu"))
-    prompts, answers = layout.masks(None, torch.bfloat16)
-    assert packed.num_tokens == 2000 + 8 * 999
-    assert prompts is None
-    assert answers.shape == (8, 1, 999, 2999)  # 24 million entries; the row squared would have 100 million

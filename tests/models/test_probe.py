@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, Gemma2Config, MambaC
 from cauce.models import packed_attention
 from cauce.models.forward import shares_prompts, token_logps
 from cauce.models.probe import choose_packing
+from cauce.models.tiled_attention import Tile
 from cauce.packing import pack
 from tests.learner.cases import plain_model, random_sequences, slow_logps
 from tests.tiny import KINDS
@@ -58,7 +59,7 @@ def test_a_bf16_model_is_probed_in_float32_and_kept(tmp_path):
 
 def test_a_wrong_attention_is_found_out(tmp_path, monkeypatch):
     # Without its masks an answer would see padding and its neighbours' tokens.
-    monkeypatch.setattr(packed_attention, "_additive", lambda allowed, dtype: allowed.new_zeros(1, dtype=dtype))
+    monkeypatch.setattr(Tile, "sees", lambda tile, window: tile.key_BS[:, None, None, :] >= 0)
     choice = choose_packing(plain_model(tmp_path))
     assert choice.path == "unshared"
     assert choice.difference > 1e-4

@@ -140,12 +140,12 @@ def test_metrics_of_a_plan_are_the_last_the_sum_or_the_mean_of_its_steps() -> No
 def test_a_metric_that_only_some_steps_have_is_one_of_the_plan() -> None:
     """The last step ran nothing, so that it has no entropy and no ratio; what the first one saw still counts."""
     learned = learn(
-        Listener([{"policy/entropy": 2.0, "loss/total": 1.0}, {"loss/total": 3.0}]),
+        Listener([{"policy/entropy": 2.0, "learner/peak_memory_mb": 9.0}, {"learner/peak_memory_mb": 7.0}]),
         algorithm=algorithm(),
         plan=make_plan(1, [0, 1], epochs=1, num_mini_batches=2),
         groups=[rewards_group(0, [0.0, 1.0]), rewards_group(1, [0.0, 1.0])],
     )
-    assert (learned.metrics["policy/entropy"], learned.metrics["loss/total"]) == (2.0, 2.0)
+    assert (learned.metrics["policy/entropy"], learned.metrics["learner/peak_memory_mb"]) == (2.0, 9.0)
 
 
 @pytest.mark.parametrize("skipped", [1, 2])

@@ -10,6 +10,7 @@ from cauce.errors import DataError, RewardError
 from cauce.recipe.models import DataSettings, LearnerSettings, ModelSettings, Recipe, RewardSettings
 from cauce.stages.check import check, render
 from cauce.stages.estimate import memory_by_role, read_size
+from cauce.stages.lengths import PromptLengths
 from tests.tiny import byte_tokenizer, tiny_model
 
 ROWS = [{"question": f"{n} + 1?", "answer": f"count\n#### {n + 1}", "level": n} for n in range(20)]
@@ -148,10 +149,10 @@ def test_sizes_agree_with_the_weights_and_grow_as_they_should(model_folder: Path
     assert size.num_parameters == elements
     assert size.num_multiplied == elements - size.vocabulary * size.hidden
     assert (size.layers, size.kv_width, size.context) == (2, 16, 64)
-    base = Recipe()
+    base, lengths = Recipe(), PromptLengths(mean=10, longest=20, source="by hand")
     more = base.model_copy(update={"algorithm": base.algorithm.model_copy(update={"kl_coef": 0.1})})
-    plain, with_reference = (dict(memory_by_role(r, size, mean_prompt=10, longest_prompt=20)) for r in (base, more))
+    plain, with_reference = (dict(memory_by_role(r, size, lengths)) for r in (base, more))
     assert with_reference["learner"] - plain["learner"] in (2 * elements, 4 * elements)
     two = base.model_copy(update={"rollout": base.rollout.model_copy(update={"actors": 2})})
-    assert "rollout actor 2" in dict(memory_by_role(two, size, mean_prompt=10, longest_prompt=20))
+    assert "rollout actor 2" in dict(memory_by_role(two, size, lengths))
     assert read_size(model_folder / "nothing") is None

@@ -8,10 +8,12 @@ import pytest
 from cauce.journal import Journal
 from cauce.recipe.models import ClusterSettings, LearnerSettings, ModelSettings, Recipe, RolloutSettings
 from cauce.stages.estimate import memory_by_role, read_size
+from cauce.stages.lengths import PromptLengths
 from cauce.stages.plan import MOST_TRIED, plan, plan_for, render
 from tests.local_session import LocalSession, local_recipe, train_locally
 
 GIB = 2**30
+LENGTHS = PromptLengths(mean=40, longest=100, source="by hand")
 
 
 def test_the_batch_numbers_are_those_of_the_run(local: type[LocalSession], tiny: Path, tmp_path: Path) -> None:
@@ -46,14 +48,13 @@ def test_the_most_that_fits_fits_and_one_more_does_not(tiny: Path, tmp_path: Pat
     recipe, found = Recipe(model=ModelSettings(path=str(tiny)), learner=many), read_size(tiny)
     assert found is not None
     size = replace(found, context=None)
-    lengths = {"mean_prompt": 40, "longest_prompt": 100}
-    report = plan_for(recipe, size, root=machine(tmp_path, available=available * GIB), **lengths)
+    report = plan_for(recipe, size, LENGTHS, root=machine(tmp_path, available=available * GIB))
     assert (report.available, report.total < report.available) == (available * GIB, True)
     for fit in report.fits:
         section, name = fit.key.split(".")
         for value, is_within in ((fit.most, True), (fit.most + 1, False)):
             changed = getattr(recipe, section).model_copy(update={name: value})
-            needed = memory_by_role(recipe.model_copy(update={section: changed}), size, **lengths)
+            needed = memory_by_role(recipe.model_copy(update={section: changed}), size, LENGTHS)
             if value <= MOST_TRIED and fit.most < MOST_TRIED:
                 assert (sum(each for _, each in needed) <= report.available) == is_within, fit
     assert any(fit.most < MOST_TRIED for fit in report.fits)
@@ -61,7 +62,7 @@ def test_the_most_that_fits_fits_and_one_more_does_not(tiny: Path, tmp_path: Pat
 
 def test_what_does_not_fit_is_said(tiny: Path, tmp_path: Path) -> None:
     recipe, size = Recipe(model=ModelSettings(path=str(tiny))), read_size(tiny)
-    report = plan_for(recipe, size, mean_prompt=40, longest_prompt=100, root=machine(tmp_path, available=GIB))
+    report = plan_for(recipe, size, LENGTHS, root=machine(tmp_path, available=GIB))
     text = render(report)
     assert "! does not fit" in text
     assert "rollout.actors" in text
@@ -74,7 +75,7 @@ def test_what_does_not_fit_is_said(tiny: Path, tmp_path: Path) -> None:
 
 def test_more_than_has_an_effect_is_not_offered(tiny: Path, tmp_path: Path) -> None:
     recipe, size = Recipe(model=ModelSettings(path=str(tiny))), read_size(tiny)
-    report = plan_for(recipe, size, mean_prompt=40, longest_prompt=100, root=machine(tmp_path, available=64 * GIB))
+    report = plan_for(recipe, size, LENGTHS, root=machine(tmp_path, available=64 * GIB))
     most = {fit.key: fit.most for fit in report.fits}
     assert (most["engine.slots"], most["rollout.max_tokens"]) == (64, 255)
 

@@ -49,7 +49,10 @@ class RowCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of whole rows; sources and targets do not overlap."""
-        of, to = torch.tensor(sources), torch.tensor(targets)
+        if not self.keys:
+            return
+        device = next(iter(self.keys.values())).device
+        of, to = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         for table in (self.keys, self.values):
             for tensor in table.values():
                 tensor[to, :length] = tensor[of, :length]

@@ -30,9 +30,11 @@ from cauce.learner.kernels import TrainingKernels, load_training_kernels
 from cauce.learner.master_weights import MasterWeights
 from cauce.learner.optimizer import Optimizer
 from cauce.learner.packed_decoder import Gradients, PackedDecoder
+from cauce.learner.peak_memory import PeakMemory
 from cauce.models.forward import token_logps
 from cauce.models.load import LoadedModel, resolve_dtype
 from cauce.models.probe import choose_packing
+from cauce.models.remaking import can_remake
 from cauce.models.weights_hash import checksum
 from cauce.packing import PackedBatch, pack
 from cauce.recipe.models import LearnerSettings
@@ -93,9 +95,11 @@ class Learner:
         reference = _frozen_copy(self._model) if algorithm.needs_reference else None
         self._logps_of, text = _logps_of(self._model, kernels, gradients=self._weights)
         self.kernels = why or text
+        self._can_remake = self.kernels == "compiled" or can_remake(self._model)
         self._reference = None if reference is None else _logps_of(reference, kernels, gradients=None)[0]
         self._is_loss_finite = True
         self._num_skipped = 0
+        self._peak_memory = PeakMemory(next(self._model.parameters()).device)
 
     def score(self, groups: Sequence[Group], *, proximal: bool) -> ScoredBatch:
         """Log-probs of the groups' answers under the current weights and, where KL needs it, the reference.
@@ -113,6 +117,7 @@ class Learner:
 
         Sequences whose gradient is known to be 0 are not run; they still count in the loss's divisors.
         """
+        self._peak_memory.begin()
         trained = [s for s in batch.sequences if s.mask.any()]
         run = [s for s in trained if not self._is_silent(s)]
         self._check_lengths(run)
@@ -145,7 +150,7 @@ class Learner:
         self._num_skipped += int(metrics["optim/skipped"])
         self._is_loss_finite = True
         self._weights.zero_gradients()
-        return metrics
+        return {**metrics, "learner/peak_memory_mb": self._peak_memory.end()}
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The trainable weights by name, tied ones once; views where masters or compute copy have that dtype."""
@@ -235,7 +240,8 @@ class Learner:
         return tuple(tuple(next(remaining) for _ in group.samples) for group in groups)
 
     def _pack(self, sequences: Sequence[TrainSequence]) -> list[PackedBatch]:
-        return pack(sequences, self._settings.token_budget, share_prompts=self.packing.path == "apart")
+        shared = self.packing.path == "apart"
+        return pack(sequences, self._settings.token_budget, share_prompts=shared, can_remake=self._can_remake)
 
     def _check_lengths(self, sequences: Sequence[TrainSequence]) -> None:
         limit = self._loaded.context_length

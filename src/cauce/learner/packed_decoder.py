@@ -4,7 +4,8 @@ Autograd runs a layer of a small model in some hundred operations, each of which
 memory that the one before has just left; they took three quarters of a step of 2,000 tokens. Here a layer is its
 matrix products and eight kernels (learner/kernels.py), queries, keys and values are one product, and so are gate and
 up. What a layer keeps for its backward pass is 6 hidden widths and two of the gate per token; norms and the gate's
-output are made again. Each weight's gradient goes to the sums as soon as it is there.
+output are made again. Of a micro-batch that packing.py marks as remade it keeps its input alone, a tenth of that; the
+rest is made again. Each weight's gradient goes to the sums as soon as it is there.
 
 `PackedDecoder.of` looks at the structure, takes from a run of the model itself what each layer asks of attention, and
 then compares its log-probabilities with the model's: whatever has another part, or gives other numbers, trains through
@@ -81,7 +82,7 @@ class _Pass:
     target_M: Tensor
     temperature: float
     last_ND: Tensor
-    layers: list[_Kept]
+    layers: list[_Kept | Tensor]  # a tensor: the input of a layer whose rest is made again
     logits_MV: Tensor | None = None
     normaliser_M: Tensor | None = None
 
@@ -152,11 +153,12 @@ class PackedDecoder:
         hidden_ND = self._embed.weight.detach().index_select(0, ids_N)
         cosine, sine = self._rotary(hidden_ND[None], torch.from_numpy(packed.position_ids_N)[None])
         turn = cosine[0].contiguous(), sine[0].contiguous()
-        rows, layers = PackedRows(packed), []
+        rows, layers = PackedRows(packed), list[_Kept | Tensor]()
         for layer in self._layers:
-            hidden_ND, kept = self._layer(layer, hidden_ND, rows, turn)
+            kept = self._inside(layer, hidden_ND, rows, turn)
+            hidden_ND = self._output(layer, kept)
             if keep:
-                layers.append(kept)
+                layers.append(kept.x if packed.is_remade else kept)
         run = _Pass(
             packed=packed,
             rows=rows,
@@ -171,7 +173,8 @@ class PackedDecoder:
         logp_M, entropy_M = self._logps(run, keep=keep)
         return logp_M, entropy_M, run
 
-    def _layer(self, layer: _Layer, x: Tensor, rows: PackedRows, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, _Kept]:
+    def _inside(self, layer: _Layer, x: Tensor, rows: PackedRows, turn: tuple[Tensor, Tensor]) -> _Kept:
+        """All but the last product."""
         kernels, shape = self._kernels, layer.shape
         joint = _with_spare(len(x), shape.joint, x.dtype)
         bias = joint_bias(layer.attention)
@@ -182,8 +185,10 @@ class PackedDecoder:
         attended = kernels.attend(rows, self._turned(layer, joint, turn), shape)
         y = torch.addmm(x, attended[0], layer.attention.o_proj.weight.detach().t())
         gates = torch.mm(self._rms_norm(y, layer.norms[1]), layer.gate_up.t())
-        z = torch.addmm(y, kernels.gate(gates), layer.mlp.down_proj.weight.detach().t())
-        return z, _Kept(x=x, joint=joint, attended=attended, y=y, gates=gates)
+        return _Kept(x=x, joint=joint, attended=attended, y=y, gates=gates)
+
+    def _output(self, layer: _Layer, kept: _Kept) -> Tensor:
+        return torch.addmm(kept.y, self._kernels.gate(kept.gates), layer.mlp.down_proj.weight.detach().t())
 
     def _logps(self, run: _Pass, *, keep: bool) -> tuple[Tensor, Tensor]:
         """Keeps the logits where all fit, so that the backward pass need not make them again."""
@@ -216,7 +221,10 @@ class PackedDecoder:
     def _backward(self, run: _Pass, grad_M: Tensor) -> None:
         grad_ND = self._head_backward(run, grad_M)
         for layer in reversed(self._layers):
-            grad_ND = self._layer_backward(layer, run.layers.pop(), run, grad_ND)
+            kept = run.layers.pop()
+            if isinstance(kept, Tensor):
+                kept = self._inside(layer, kept, run.rows, run.turn)
+            grad_ND = self._layer_backward(layer, kept, run, grad_ND)
         self._give(self._embed.weight, grad_ND, run.ids_N)
 
     def _head_backward(self, run: _Pass, grad_M: Tensor) -> Tensor:

@@ -177,6 +177,14 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("learner/tokens", "tokens that entered the loss of this plan"),
     MetricName("learner/skipped_groups", "groups without signal whose forward pass was skipped (tokens still count)"),
     MetricName("learner/packed_tokens", "tokens that the forward pass computed, a group's prompt once"),
+    MetricName(
+        "learner/peak_memory_mb",
+        "most memory that the learner's process held during an optimizer step of the plan (CPU: resident; GPU: "
+        "allocated by torch), weights and optimizer included; grows with learner.token_budget, not with the tokens "
+        "of a step",
+        "",
+        "perf/max_memory_allocated_gb",
+    ),
     MetricName("rollout/busy_fraction", "share of time/total that rollout actors spent generating, mean over actors"),
     MetricName("rollout/live_slots", "tokens per step of an engine: the answers that it works on at the same time"),
     MetricName("rollout/unscored", "answers since the last plan whose reward raised, timed out or abstained"),

@@ -11,6 +11,7 @@ Between packing and the losses. Letters: N packed token, M trained token, V voca
 """
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 
 from cauce.errors import DataError, ModelError
 from cauce.models import packed_attention
+from cauce.models.remaking import remade
 from cauce.packing import PackedBatch
 
 # Float32 logits in flight at a time, and logits kept for the backward pass; beyond the latter they are made
@@ -48,10 +50,9 @@ def token_logps(model: PreTrainedModel, packed: PackedBatch, temperature: float)
     device = next(model.parameters()).device
     check_tokens(packed, vocabulary_size(model))
     target_M = torch.from_numpy(packed.target_M).to(device)
-    if shares_prompts(model):
-        parts = _shared(model, packed, target_M, temperature)
-    else:
-        parts = _plain_rows(model, packed, target_M, temperature)
+    run = _shared if shares_prompts(model) else _plain_rows
+    with remade(model) if packed.is_remade and torch.is_grad_enabled() else nullcontext():
+        parts = run(model, packed, target_M, temperature)
     logp_M, entropy_M = (torch.cat(part) for part in zip(*parts, strict=True))
     if len(logp_M) != packed.num_trained:
         raise ModelError(f"the model gave {len(logp_M)} log-probs for {packed.num_trained} trained tokens")

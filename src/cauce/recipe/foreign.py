@@ -104,7 +104,7 @@ TRL = (
     _row("run_name", "run.name"),
     _row("report_to", "logging.tensorboard", "metrics.jsonl is always written"),
     _row("logging_steps", note="every plan is logged"),
-    _row("gradient_checkpointing", note="not in this version; a smaller learner.token_budget takes less memory"),
+    _row("gradient_checkpointing", "learner.token_budget", "groups over it are made again where that is less work"),
     _row("entropy_coef", note="no entropy bonus in this version; policy/entropy is logged"),
     _row("importance_sampling_level", note="ratios are per token in this version"),
 )
@@ -224,7 +224,8 @@ VERL = (
     _row("trainer.v1.sampler.max_off_policy_threshold", "buffer.max_staleness"),
     _row(
         "actor_rollout_ref.model.enable_gradient_checkpointing",
-        note="not in this version; a smaller learner.token_budget takes less memory",
+        "learner.token_budget",
+        "groups over it are made again where that is less work",
     ),
 )
 

@@ -135,7 +135,12 @@ class LearnerSettings(Section):
     tasks_per_plan: int = semantic(8, "Prompts per plan", ge=1)
     mini_batches: int = semantic(1, "Optimizer steps that one pass over a plan is divided into", ge=1)
     epochs: int = semantic(1, "Passes over a plan", ge=1)
-    token_budget: int = semantic(4096, "Tokens of one packed micro-batch; changes memory, not the gradient", ge=1)
+    token_budget: int = semantic(
+        4096,
+        "Tokens of one packed micro-batch: bounds memory, leaves the gradient alone. A group over it is split by "
+        "answers, or stays whole, up to 8 times as many, with activations made again: whichever is less work",
+        ge=1,
+    )
     dtype: Dtype = semantic("auto", "Precision of the forward pass; the weights of record stay fp32")
     compiled: bool = semantic(True, "Kernels compiled for this CPU, where the model is Llama-like; else torch alone")
     lr: float = semantic(1e-6, "Learning rate at its highest", ge=0)

@@ -66,16 +66,19 @@ def learn(learner: LearnerVerbs, *, algorithm: Algorithm, plan: Plan, groups: Se
 
 
 LAST_VALUE = ("optim/lr", "optim/step")
+HIGHEST = ("learner/peak_memory_mb",)
 SUMMED = ("optim/skipped", "learner/tokens", "learner/packed_tokens", "learner/skipped_groups")
 
 
 def _over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One number per name for the plan: the last, the sum or the mean over the optimizer steps that have it."""
+    """One number per name for the plan: the last, the highest, the sum or the mean over the steps that have it."""
     merged = {}
     for name in dict.fromkeys(name for step in steps for name in step):
         values = [step[name] for step in steps if name in step]
         if name in LAST_VALUE:
             merged[name] = values[-1]
+        elif name in HIGHEST:
+            merged[name] = max(values)
         elif name in SUMMED:
             merged[name] = sum(values)
         else:

@@ -17,7 +17,8 @@ from cauce.recipe.models import Recipe
 from cauce.rewards.load import load_reward
 from cauce.rewards.reward import Reward
 from cauce.stages.estimate import Estimate, estimate, read_size
-from cauce.stages.plan import PlanReport, batch_lines, plan_for, prompt_limit, role_lines
+from cauce.stages.lengths import prompt_lengths, prompt_limit
+from cauce.stages.plan import PlanReport, batch_lines, plan_for, role_lines
 from cauce.types import Outcome, Row
 
 if TYPE_CHECKING:
@@ -110,8 +111,10 @@ def check(
     loaded = load_reward(recipe.reward if reward is None else reward, settings=recipe.reward)
     loaded.require(source.columns)
     size = read_size(folder) if folder else None
+    context = size.context if size else None
     spread = [source[i] for i in _spread(len(source), SURVEYED)]
-    survey = survey_prompts(environment, spread, limit=prompt_limit(recipe, size))
+    survey = survey_prompts(environment, spread, limit=prompt_limit(recipe, context))
+    lengths = prompt_lengths(recipe, context, survey=survey, num_surveyed=len(spread))
     scored = tuple(_score_gold(row, source, loaded) for row in _rows_to_score(source))
     held_out = load_rows(recipe.data.test, settings=recipe.data, split="test") if recipe.data.test else None
     return CheckReport(
@@ -124,10 +127,8 @@ def check(
         reward_columns={f.name: f.columns_read(source.columns) for f in loaded.functions},
         survey=survey,
         num_surveyed=len(spread),
-        plan=plan_for(
-            recipe, size, mean_prompt=survey.mean, longest_prompt=min(survey.longest, prompt_limit(recipe, size))
-        ),
-        estimate=estimate(recipe, size, mean_prompt=survey.mean) if size else None,
+        plan=plan_for(recipe, size, lengths),
+        estimate=estimate(recipe, size, lengths) if size else None,
         num_plans=recipe.run.plans,
         warnings=(
             *source.warnings,

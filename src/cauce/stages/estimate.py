@@ -13,7 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from cauce.engine.prepack import PackedLinear
 from cauce.models.load import resolve_dtype
+from cauce.packing import REMADE_BUDGETS
 from cauce.recipe.models import Recipe
+from cauce.stages.lengths import PromptLengths
 from cauce.weights.store import versions_kept
 
 PROCESS_BYTES = 450 * 2**20  # Python with torch, transformers and ray imported
@@ -22,6 +24,7 @@ OVERHEAD = 2.0  # attention, norms, sampling and Python beside the products of m
 FLOPS_PER_WEIGHT = 2  # of one token in a forward pass; a backward pass costs twice as much again
 LEARNER_ROWS = 512
 TIMED_S = 0.15
+LAYER_AT_WORK = 2  # of a layer that is made again, what it keeps and the gradients of that
 OUT_OF_CACHE_BYTES = 64 * 2**20
 PARALLEL_SHARE = 0.8  # what a further thread adds
 
@@ -80,29 +83,25 @@ def read_size(folder: Path) -> ModelSize | None:
     )
 
 
-def memory_by_role(
-    recipe: Recipe, size: ModelSize, *, mean_prompt: float, longest_prompt: int
-) -> tuple[tuple[str, int], ...]:
+def memory_by_role(recipe: Recipe, size: ModelSize, lengths: PromptLengths) -> tuple[tuple[str, int], ...]:
     """What each process of a run needs, in bytes; rollout actors one by one."""
     engine_dtype, learner_dtype = resolve_dtype(recipe.engine.dtype), resolve_dtype(recipe.learner.dtype)
-    answers = recipe.learner.tasks_per_plan * recipe.rollout.group_size
-    plan_tokens = mean_prompt * recipe.learner.tasks_per_plan + answers * recipe.rollout.max_tokens
-    one_actor = _rollout_bytes(recipe, size, engine_dtype, longest_prompt)
+    one_actor = _rollout_bytes(recipe, size, engine_dtype, lengths.longest)
     versions = versions_kept(recipe.buffer.max_staleness) + 1  # a new one is written before the oldest goes
     published = versions * size.num_parameters * engine_dtype.itemsize
     return (
-        ("learner", _learner_bytes(recipe, size, learner_dtype, plan_tokens)),
+        ("learner", _learner_bytes(recipe, size, learner_dtype, lengths)),
         *((f"rollout actor {i + 1}", one_actor) for i in range(recipe.rollout.actors)),
         (f"published weights, {versions} versions", published),
         (f"{recipe.reward.workers} reward workers and the driver", (recipe.reward.workers + 1) * PROCESS_BYTES),
     )
 
 
-def estimate(recipe: Recipe, size: ModelSize, *, mean_prompt: float) -> Estimate:
+def estimate(recipe: Recipe, size: ModelSize, lengths: PromptLengths) -> Estimate:
     """Time of a recipe on this machine's CPUs."""
     engine_dtype, learner_dtype = resolve_dtype(recipe.engine.dtype), resolve_dtype(recipe.learner.dtype)
     tasks, answers = recipe.learner.tasks_per_plan, recipe.learner.tasks_per_plan * recipe.rollout.group_size
-    prompt_tokens = mean_prompt * tasks
+    prompt_tokens = lengths.mean * tasks
     new_tokens = answers * recipe.rollout.max_tokens
     rows = max(1, min(recipe.engine.slots, answers // recipe.rollout.actors))
     forward = FLOPS_PER_WEIGHT * size.num_multiplied
@@ -117,15 +116,29 @@ def estimate(recipe: Recipe, size: ModelSize, *, mean_prompt: float) -> Estimate
     )
 
 
-def _learner_bytes(recipe: Recipe, size: ModelSize, dtype: torch.dtype, plan_tokens: float) -> int:
+def _learner_bytes(recipe: Recipe, size: ModelSize, dtype: torch.dtype, lengths: PromptLengths) -> int:
     weight = 4 + 4 + 8  # float32 masters, their gradients, two moments
     is_copy = dtype != torch.float32
     weight += dtype.itemsize if is_copy else 0  # the copy that computes
     weight += dtype.itemsize if recipe.algorithm.kl_coef > 0 else 0  # the frozen reference
+    return size.num_parameters * weight + _activation_bytes(recipe, size, dtype, lengths) + LOGITS_BYTES + PROCESS_BYTES
+
+
+def _activation_bytes(recipe: Recipe, size: ModelSize, dtype: torch.dtype, lengths: PromptLengths) -> int:
+    """Of the largest micro-batch: a budget of tokens whole, or up to REMADE_BUDGETS of a group that is remade."""
+    budget, new_tokens = recipe.learner.token_budget, recipe.rollout.max_tokens
     # Kept for the backward pass, per token and layer: inputs of the projections and of the gated MLP.
-    kept = size.layers * (8 * size.hidden + 2 * size.kv_width + 4 * size.intermediate) * dtype.itemsize
-    packed = min(recipe.learner.token_budget, math.ceil(plan_tokens / recipe.learner.mini_batches))
-    return size.num_parameters * weight + packed * kept + LOGITS_BYTES + PROCESS_BYTES
+    layer = (8 * size.hidden + 2 * size.kv_width + 4 * size.intermediate) * dtype.itemsize
+    tasks = math.ceil(recipe.learner.tasks_per_plan / recipe.learner.mini_batches)
+    step = tasks * (lengths.mean + recipe.rollout.group_size * new_tokens)
+    kept = min(budget, math.ceil(step)) * size.layers * layer
+    group = lengths.longest + recipe.rollout.group_size * new_tokens
+    if group <= budget:
+        return kept
+    # An answer is never cut, so a longer one than the bound is the bound.
+    tokens = max(min(group, REMADE_BUDGETS * budget), lengths.longest + new_tokens)
+    remade = tokens * (size.layers * size.hidden * dtype.itemsize + LAYER_AT_WORK * layer)
+    return max(kept, remade)
 
 
 def _rollout_bytes(recipe: Recipe, size: ModelSize, dtype: torch.dtype, longest_prompt: int) -> int:

@@ -1,8 +1,8 @@
 """`cauce plan`: what a recipe amounts to before anything starts: batches, memory per role, what fits this machine.
 
-Arithmetic over the recipe and the model's config; no weights load, no rows are read, and no Ray starts. Prompts count
-at their longest, data.max_prompt_tokens or what the model's context leaves. `cauce check` (check.py) is this with the
-lengths that the prompts really have, plus the probes of rows and reward.
+Arithmetic over the recipe and the model's config; no weights load, no rows are read, and no Ray starts. How long
+prompts are taken to be is said beside the memory (lengths.py). `cauce check` (check.py) is this with the lengths that
+the prompts really have, plus the probes of rows and reward.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from cauce.runtime.machine import memory
 from cauce.runtime.placement import NodeRoom, Placement, check_room, plan_placement
 from cauce.runtime.process import available_cpus
 from cauce.stages.estimate import ModelSize, memory_by_role, read_size
+from cauce.stages.lengths import PromptLengths, prompt_lengths
 
 GIB = 2**30
 MOST_TRIED = 1 << 20  # above this a setting is not what limits a run
@@ -38,6 +39,7 @@ class PlanReport:
 
     batch: list[tuple[str, int]]
     size: ModelSize | None
+    lengths: PromptLengths
     memory: tuple[tuple[str, int], ...]  # role and bytes
     available: int  # bytes
     cpus: int
@@ -56,24 +58,22 @@ def plan(recipe: Recipe) -> PlanReport:
     check_recipe(recipe)
     folder = resolve_path(recipe.model.path) if recipe.model.path else None
     size = read_size(folder) if folder is not None and folder.is_dir() else None
-    longest = prompt_limit(recipe, size)
-    return plan_for(recipe, size, mean_prompt=longest, longest_prompt=longest)
+    return plan_for(recipe, size, prompt_lengths(recipe, size.context if size else None))
 
 
-def plan_for(
-    recipe: Recipe, size: ModelSize | None, *, mean_prompt: float, longest_prompt: int, root: Path = Path("/")
-) -> PlanReport:
+def plan_for(recipe: Recipe, size: ModelSize | None, lengths: PromptLengths, *, root: Path = Path("/")) -> PlanReport:
     """The same for prompts of known lengths."""
     cpus, (_, available) = available_cpus(), memory(root)
 
     def needed(changed: Recipe) -> tuple[tuple[str, int], ...]:
         assert size is not None
-        return memory_by_role(changed, size, mean_prompt=mean_prompt, longest_prompt=longest_prompt)
+        return memory_by_role(changed, size, lengths)
 
     placement = plan_placement(recipe, cpus=cpus)
     return PlanReport(
         batch=batch_arithmetic(recipe),
         size=size,
+        lengths=lengths,
         memory=needed(recipe) if size else (),
         available=available,
         cpus=cpus,
@@ -82,12 +82,6 @@ def plan_for(
         fits=tuple(_fit(recipe, key, needed, available, _useful(recipe, size)) for key in SIZED) if size else (),
         warnings=tuple(recipe_warnings(recipe)),
     )
-
-
-def prompt_limit(recipe: Recipe, size: ModelSize | None) -> int:
-    """data.max_prompt_tokens, or what the model's context leaves before one new token."""
-    limit = recipe.data.max_prompt_tokens
-    return limit if size is None or size.context is None else min(limit, size.context - 1)
 
 
 def render(report: PlanReport) -> str:
@@ -113,6 +107,8 @@ def role_lines(report: PlanReport) -> list[str]:
         return [*lines, "", "Memory", "  not estimated: the model's config is not at hand"]
     entries = (*report.memory, ("together", report.total), ("available now", report.available))
     lines += ["", f"Memory, estimated for {report.size.num_parameters:,} parameters"]
+    lengths = report.lengths
+    lines.append(f"  prompts of {lengths.mean:,.0f} tokens, at most {lengths.longest:,}: {lengths.source}")
     lines += [f"  {name:<34} {size / GIB:8.2f} GiB" for name, size in entries]
     verdict = "fits" if report.total <= report.available else "! does not fit"
     lines.append(f"  {verdict}; the most of each setting that does and has an effect, the others as they are:")

@@ -20,6 +20,7 @@ from cauce.recipe.models import Recipe
 from cauce.rewards.load import load_reward
 from cauce.rewards.reward import Reward
 from cauce.runtime.tasks import TaskSource
+from cauce.stages.lengths import prompt_limit
 from cauce.types import Row, Sampling
 
 # Mean |log ratio| between sampler and learner on fresh tokens, above which something is wrong rather than imprecise.
@@ -144,17 +145,15 @@ def _read_config(kind: Any, folder: Path) -> Any:
 
 def _longest_prompt(recipe: Recipe, folder: Path) -> int:
     """data.max_prompt_tokens, or less where the model's context leaves less room before one new token."""
-    if not (folder / "config.json").exists():  # one GGUF file: the engine itself knows the limit
-        return recipe.data.max_prompt_tokens
-    context = getattr(_read_config(AutoConfig, folder), "max_position_embeddings", None)
-    if context is None:
-        return recipe.data.max_prompt_tokens
-    if recipe.rollout.max_tokens >= context:
+    context = None  # one GGUF file: the engine itself knows the limit
+    if (folder / "config.json").exists():
+        context = getattr(_read_config(AutoConfig, folder), "max_position_embeddings", None)
+    if context is not None and recipe.rollout.max_tokens >= context:
         raise RecipeError(
             f"rollout.max_tokens={recipe.rollout.max_tokens} leaves no room for a prompt: the model's context is "
             f"{context} tokens; set at most {context // 2}"
         )
-    return min(recipe.data.max_prompt_tokens, context - 1)
+    return prompt_limit(recipe, context)
 
 
 def _published_bytes(folder: Path, dtype: torch.dtype) -> int:
