@@ -22,9 +22,9 @@ from cauce.types import Batch, TrainSequence
 
 def learner_of(work: LearnerWork) -> Learner:
     """The learner as a run makes it."""
-    recipe = recipe_from_tables(
-        {"model": {"path": work.model}, "learner": {"dtype": work.dtype, "token_budget": work.token_budget}}
-    )
+    # Steps of 0: the other side takes none, and on random tokens a few of any size move log-probs beyond the tolerance.
+    learner = {"dtype": work.dtype, "token_budget": work.token_budget, "lr": 0.0}
+    recipe = recipe_from_tables({"model": {"path": work.model}, "learner": learner})
     return Learner(
         load_model(work.model, dtype=torch.float32, attention="sdpa"),
         algorithm=resolve(recipe.algorithm, max_tokens=1, correction_needed=False),
