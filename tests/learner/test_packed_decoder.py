@@ -57,8 +57,10 @@ def test_loss_gradient_and_step_are_autograds(learner_of, kind):
     found, expected = ours.forward_backward(batch), plain.forward_backward(batch)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert relative(gradients(ours), gradients(plain)) < 1e-5
-    memory = {"learner/peak_memory_mb": pytest.approx(1e4, rel=1)}  # another test's subject
-    assert {**ours.optim_step(), **memory} == pytest.approx({**plain.optim_step(), **memory}, rel=1e-5)
+    steps = [learner.optim_step() for learner in (ours, plain)]
+    for step in steps:
+        del step["learner/peak_memory_mb"]  # of a process, which both are in
+    assert steps[0] == pytest.approx(steps[1], rel=1e-5)
     for name, weight in plain.weights(torch.float32).items():
         assert torch.allclose(ours.weights(torch.float32)[name], weight, atol=2e-4)  # 2 % of Adam's step of 0.01
 
